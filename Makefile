@@ -1,0 +1,78 @@
+# ingot: one file that serves language models. `make quickstart` sets up, builds and answers;
+# `make check` runs every test that needs no GPU. B= chooses the build folder.
+B       ?= build
+CC      := gcc
+MODE    ?= release
+WERROR  ?=
+
+FOLDERS := base gguf text store backends backends/cpu engine cli
+WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(WERROR)
+OPT_release := -O3 -DNDEBUG
+OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT_tsan    := -O1 -fsanitize=thread
+OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+ifeq ($(MODE),fuzz)
+CC      := clang
+endif
+CFLAGS  := -std=gnu11 -g $(OPT_$(MODE)) $(WARN) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE= -I. -pthread $(EXTRA_CFLAGS)
+LIBS    := -lsqlite3 -lmbedcrypto -ljansson -lpcre2-8 -lutf8proc -lzstd -lz -lxxhash -lm
+LDFLAGS := -pthread
+ifeq ($(MODE),release)
+LDFLAGS += -static -Wl,--gc-sections
+CFLAGS  += -ffunction-sections -fdata-sections
+endif
+
+# One file an ISA level, each with its own flags; everything else is plain x86-64 (or the host's base).
+ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2
+ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mprefer-vector-width=512
+ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
+
+SRC     := $(foreach f,$(FOLDERS),$(wildcard $(f)/*.c))
+OBJ     := $(SRC:%.c=$(B)/%.o)
+libobj   = $(filter $(B)/$(1)/%.o,$(OBJ))
+ARCHIVES := $(B)/libcli.a $(B)/libengine.a $(B)/libtext.a $(B)/libstore.a $(B)/libbackends.a $(B)/libgguf.a $(B)/libbase.a
+UNIT    := $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/test_*.c))
+TOOLS   := $(patsubst tests/tools/%.c,$(B)/tools/%,$(wildcard tests/tools/*.c))
+FUZZ    := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+all: $(B)/ingot
+
+$(B)/ingot: $(B)/main.o $(ARCHIVES)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(B)/lib%.a:
+	@rm -f $@ && ar rcs $@ $^
+define archive
+$(B)/lib$(1).a: $$(call libobj,$(1))
+endef
+$(foreach f,base gguf text store backends engine cli,$(eval $(call archive,$(f))))
+
+isa      = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
+$(B)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(call isa,$<) -MMD -MP -c -o $@ $<
+
+$(B)/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/unit.o $(B)/tests/unit/tiny.o $(B)/tests/unit/oracle.o $(ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+# The AVX-512 kernels on any machine: compiled against tests/simde's stand-in for the intrinsics.
+EMU := $(B)/emu/kern_avx512.o $(B)/emu/kern_avx512vnni.o $(B)/tests/simde/emulated.o
+$(B)/emu/%.o: backends/cpu/%.c tests/simde/immintrin.h $(wildcard backends/cpu/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -Wall -Wextra -Wshadow,$(CFLAGS)) -w -O2 -Itests/simde -c -o $@ $<
+$(B)/unit/%_emulated: $(B)/tests/unit/%.o $(B)/tests/unit/unit.o $(B)/tests/unit/tiny.o $(B)/tests/unit/oracle.o $(EMU) $(ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/tools/%: $(B)/tests/tools/%.o $(B)/tests/unit/tiny.o $(ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(B)/fuzz/%: $(B)/tests/fuzz/%.o $(ARCHIVES)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) $(OPT_$(MODE)) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+
+clean:
+	rm -rf $(B)
+
+.PHONY: all clean
+.SECONDARY:
+-include $(OBJ:.o=.d) $(B)/main.d

@@ -1,0 +1,19 @@
+/* The kernels for AVX2 with FMA and F16C: 8 lanes. Built with that ISA's flags;
+ * only called where the CPU has it (cpu.c). */
+#if defined(__x86_64__)
+
+#include "backends/cpu/simd_avx2.h"
+#include "backends/cpu/kern_simd.h"
+
+const struct kernels kernels_avx2 = {
+    .name = "avx2",
+    .lanes = VL,
+    .matmul = matmul,
+    .quantize = quantize,
+    .norm = norm,
+    .glu = glu,
+    .attention = attention,
+    .kv_put = kv_put,
+    .int8_peak = int8_peak,
+};
+#endif

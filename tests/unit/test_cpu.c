@@ -1,0 +1,457 @@
+/* The CPU kernels: packing loses nothing, every ISA level agrees with the plain meaning of each
+ * operation over odd shapes, and the same row gives the same bits in any tile. */
+#include "backends/cpu/cpu_internal.h"
+#include "tests/unit/unit.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16,   GGUF_Q4_0, GGUF_Q4_1,
+                                 GGUF_Q5_0, GGUF_Q5_1, GGUF_Q8_0,   GGUF_Q2_K, GGUF_Q3_K,
+                                 GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K,   GGUF_IQ4_NL, GGUF_IQ4_XS};
+
+/* A matrix of one type: source blocks, their float values, and the packed weight for one level. */
+struct matrix {
+    struct weight w;
+    uint8_t *blocks;
+    float *values; /* [n_out][n_in] */
+    size_t row_bytes;
+};
+
+static void matrix_make(struct matrix *m, const struct kernels *k, uint32_t type, int n_in, int n_out)
+{
+    const struct gguf_dtype_info *t = gguf_dtype_find(type);
+    uint64_t rng = type * 1000u + (unsigned)n_in;
+    size_t n = (size_t)n_in * (size_t)n_out;
+    memset(m, 0, sizeof *m);
+    m->row_bytes = (size_t)n_in / t->block_len * t->block_bytes;
+    m->blocks = calloc((size_t)n_out, m->row_bytes);
+    m->values = calloc(n, sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        m->values[i] = unit_randn(&rng) * (1 + (float)(i / (size_t)n_in % 3));
+    for (int r = 0; r < n_out; r++)
+        t->from_f32(m->blocks + (size_t)r * m->row_bytes, m->values + (size_t)r * (size_t)n_in,
+                    (size_t)n_in);
+    t->to_f32(m->values, m->blocks, n);
+    struct weight *w = &m->w;
+    *w = (struct weight){.info = pack_info_find(type), .n_in = n_in, .n_out = n_out,
+                         .lanes = k->lanes};
+    w->n_panels = (n_out + w->lanes - 1) / w->lanes;
+    w->panel_bytes = pack_panel_bytes(w->info, n_in, w->lanes);
+    w->n_bytes = w->panel_bytes * (size_t)w->n_panels;
+    w->data = mem_pages(w->n_bytes);
+    for (int p = 0; p < w->n_panels; p++)
+        pack_panel(w, w->data + (size_t)p * w->panel_bytes,
+                   m->blocks + (size_t)(p * w->lanes) * m->row_bytes, m->row_bytes,
+                   MIN(w->lanes, n_out - p * w->lanes));
+}
+
+static void matrix_fini(struct matrix *m)
+{
+    mem_pages_free(m->w.data, m->w.n_bytes);
+    free(m->blocks);
+    free(m->values);
+}
+
+struct acts {
+    struct act a;
+    float *x;
+    int rows, n_in;
+};
+
+static void acts_make(struct acts *s, const struct kernels *k, int rows, int n_in)
+{
+    uint64_t rng = 77;
+    s->rows = rows;
+    s->n_in = n_in;
+    s->x = calloc((size_t)rows * (size_t)(n_in + 16), sizeof(float));
+    int n_blocks = n_in / 32 + 1, q_stride = (n_in + 31) / 32 * 32 + 64;
+    s->a = (struct act){s->x, n_in + 16, calloc((size_t)rows, (size_t)q_stride), q_stride,
+                        calloc((size_t)rows * (size_t)n_blocks, 4),
+                        calloc((size_t)rows * (size_t)n_blocks, 4),
+                        calloc((size_t)rows * (size_t)n_blocks, 4), n_blocks};
+    for (int r = 0; r < rows; r++) {
+        for (int i = 0; i < n_in; i++)
+            s->x[r * s->a.x_stride + i] = unit_randn(&rng) * (i % 32 == 5 ? 20.0f : 1.0f);
+        if (r == 1)
+            memset(s->x + r * s->a.x_stride, 0, sizeof(float) * MIN((size_t)n_in, (size_t)64));
+        k->quantize(&s->a, s->x + r * s->a.x_stride, r, n_in);
+    }
+}
+
+static void acts_fini(struct acts *s)
+{
+    free(s->x);
+    free(s->a.q);
+    free(s->a.d);
+    free(s->a.s);
+    free(s->a.sums);
+}
+
+static void each_level(void (*fn)(const struct kernels *k))
+{
+    bool here;
+    const struct kernels *k;
+    for (size_t i = 0; (k = kernels_at(i, &here)); i++) {
+        if (here)
+            fn(k);
+        else
+            printf("  %s: not on this CPU\n", k->name);
+    }
+}
+
+static void check_pack(const struct kernels *k)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        struct matrix m;
+        matrix_make(&m, k, types[t], 512, 21);
+        float row[512];
+        for (int r = 0; r < 21; r++) {
+            pack_row(row, &m.w, r);
+            OK_MSG(!memcmp(row, m.values + r * 512, sizeof row), "%s %s row %d differs", k->name,
+                   gguf_dtype_find(types[t])->name, r);
+        }
+        matrix_fini(&m);
+    }
+}
+
+static void test_packing_loses_nothing(void)
+{
+    each_level(check_pack);
+}
+
+static double expected(const struct matrix *m, const struct acts *s, int row, int o, double *norm)
+{
+    double y = 0;
+    *norm = 0;
+    for (int i = 0; i < s->n_in; i++) {
+        double x = m->w.info->kind == PACK_FLOAT
+                       ? (double)s->x[row * s->a.x_stride + i]
+                       : (double)s->a.q[row * s->a.q_stride + i] *
+                             (double)s->a.d[row * s->a.n_blocks + i / 32];
+        double p = x * (double)m->values[o * s->n_in + i];
+        y += p;
+        *norm += fabs(p);
+    }
+    return y;
+}
+
+static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in, int n_out, int rows)
+{
+    struct matrix m;
+    struct acts s;
+    matrix_make(&m, k, type, n_in, n_out);
+    acts_make(&s, k, rows, n_in);
+    int stride = (n_out + 15) / 16 * 16 + 16;
+    float *out = calloc((size_t)rows * (size_t)stride, sizeof(float));
+    float *add = calloc((size_t)rows * (size_t)stride, sizeof(float)), *bias = calloc((size_t)stride, 4);
+    uint64_t rng = 5;
+    for (int i = 0; i < rows * stride; i++)
+        add[i] = unit_randn(&rng);
+    for (int i = 0; i < stride; i++)
+        bias[i] = unit_randn(&rng);
+    struct mm mm = {&m.w, &s.a, out, add, bias, stride, stride, 0, (int32_t)m.w.n_panels, 0, rows};
+    k->matmul(&mm);
+    double worst = 0;
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < n_out; o++) {
+            double norm, y = expected(&m, &s, r, o, &norm) + (double)add[r * stride + o] + (double)bias[o];
+            worst = fmax(worst, fabs((double)out[r * stride + o] - y) / (norm + 1));
+        }
+    OK_MSG(worst < 2e-6, "%s %s %dx%d by %d rows: off by %g", k->name, gguf_dtype_find(type)->name,
+           n_in, n_out, rows, worst);
+    /* The same bits row by row and panel by panel. */
+    float *again = calloc((size_t)rows * (size_t)stride, sizeof(float));
+    mm.out = again;
+    for (mm.row = 0; mm.row < rows; mm.row++)
+        for (mm.panel = 0; mm.panel < m.w.n_panels; mm.panel++) {
+            mm.row_end = mm.row + 1;
+            mm.panel_end = mm.panel + 1;
+            k->matmul(&mm);
+        }
+    for (int r = 0; r < rows; r++)
+        OK_MSG(!memcmp(out + r * stride, again + r * stride, sizeof(float) * (size_t)n_out),
+               "%s %s row %d: other bits alone than among %d", k->name, gguf_dtype_find(type)->name, r,
+               rows);
+    free(out);
+    free(again);
+    free(add);
+    free(bias);
+    acts_fini(&s);
+    matrix_fini(&m);
+}
+
+static void check_matmul(const struct kernels *k)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        int block = (int)gguf_dtype_find(types[t])->block_len;
+        check_matmul_shape(k, types[t], block == 1 ? 67 : 3 * block, 37, 13);
+        check_matmul_shape(k, types[t], block == 1 ? 1 : block, 1, 1);
+        check_matmul_shape(k, types[t], 1024, 64, 8);
+    }
+}
+
+static void test_matmul_means_what_it_says_and_ignores_tiling(void)
+{
+    each_level(check_matmul);
+}
+
+static void check_extremes(const struct kernels *k)
+{
+    for (size_t t = 3; t < ARRAY_LEN(types); t++) {
+        struct matrix m;
+        struct acts s;
+        matrix_make(&m, k, types[t], 512, 16);
+        acts_make(&s, k, 9, 512);
+        for (int i = 0; i < 9 * 512; i++) /* every code at its limit: no sum may wrap */
+            s.x[i / 512 * s.a.x_stride + i % 512] = i % 512 < 256 ? 3.0f : -3.0f;
+        for (int r = 0; r < 9; r++)
+            k->quantize(&s.a, s.x + r * s.a.x_stride, r, 512);
+        for (int r = 0; r < 16; r++)
+            for (int i = 0; i < 512; i++)
+                m.values[r * 512 + i] = (i + r) % 64 == 63 ? -1.0f : 7.5f;
+        const struct gguf_dtype_info *d = gguf_dtype_find(types[t]);
+        d->from_f32(m.blocks, m.values, 16 * 512);
+        d->to_f32(m.values, m.blocks, 16 * 512);
+        for (int p = 0; p < m.w.n_panels; p++)
+            pack_panel(&m.w, m.w.data + (size_t)p * m.w.panel_bytes,
+                       m.blocks + (size_t)(p * m.w.lanes) * m.row_bytes, m.row_bytes, m.w.lanes);
+        float out[9 * 32];
+        struct mm mm = {&m.w, &s.a, out, NULL, NULL, 32, 0, 0, (int32_t)m.w.n_panels, 0, 9};
+        k->matmul(&mm);
+        for (int r = 0; r < 9; r++)
+            for (int o = 0; o < 16; o++) {
+                double norm, y = expected(&m, &s, r, o, &norm);
+                OK_MSG(fabs((double)out[r * 32 + o] - y) < 2e-6 * norm, "%s %s: %g, not %g", k->name,
+                       d->name, (double)out[r * 32 + o], y);
+            }
+        acts_fini(&s);
+        matrix_fini(&m);
+    }
+}
+
+static void test_matmul_does_not_wrap_at_the_limits(void)
+{
+    each_level(check_extremes);
+}
+
+static void check_quantize(const struct kernels *k)
+{
+    struct acts s;
+    acts_make(&s, k, 3, 96);
+    for (int r = 0; r < 3; r++)
+        for (int b = 0; b < 3; b++) {
+            const float *x = s.x + r * s.a.x_stride + 32 * b;
+            const int8_t *q = s.a.q + r * s.a.q_stride + 32 * b;
+            float max = 0, d = s.a.d[r * s.a.n_blocks + b];
+            int sum[2] = {0, 0};
+            for (int i = 0; i < 32; i++) {
+                max = fmaxf(max, fabsf(x[i]));
+                sum[i / 16] += q[i];
+                OK(fabsf(x[i] - d * q[i]) <= d * 0.5001f);
+            }
+            OK(d == max / 127);
+            int32_t pair = s.a.sums[r * s.a.n_blocks + b];
+            OK((int16_t)pair == sum[0] && (int16_t)(pair >> 16) == sum[1]);
+            OK(fabsf(s.a.s[r * s.a.n_blocks + b] - d * (float)(sum[0] + sum[1])) <= 1e-6f * max);
+        }
+    acts_fini(&s);
+}
+
+static void test_quantized_activations_are_within_half_a_step(void)
+{
+    each_level(check_quantize);
+}
+
+static void check_rowwise(const struct kernels *k)
+{
+    uint64_t rng = 9;
+    for (int n = 1; n < 100; n += 7) {
+        float x[100], w[100], y[100], z[100];
+        double sum = 0;
+        for (int i = 0; i < n; i++) {
+            x[i] = unit_randn(&rng) * (n % 3 == 0 ? 40 : 1);
+            w[i] = unit_randn(&rng);
+            sum += (double)x[i] * (double)x[i];
+        }
+        k->norm(y, x, w, n, 1e-5f);
+        k->glu(z, x, w, n);
+        for (int i = 0; i < n; i++) {
+            double e = (double)x[i] / sqrt(sum / n + 1e-5) * (double)w[i];
+            double g = (double)x[i] / (1 + exp(-(double)x[i])) * (double)w[i];
+            OK_MSG(fabs((double)y[i] - e) < 2e-6 * (fabs(e) + 1), "%s norm %g, not %g", k->name,
+                   (double)y[i], e);
+            OK_MSG(fabs((double)z[i] - g) < 2e-6 * (fabs(g) + 1), "%s glu(%g) %g, not %g", k->name,
+                   (double)x[i], (double)z[i], g);
+        }
+    }
+}
+
+static void test_norm_and_gate_agree_with_double(void)
+{
+    each_level(check_rowwise);
+}
+
+/* ---- attention over pages in odd order, some rows at a time ---- */
+
+enum { N_POS = 77, N_PAGES = 5 };
+
+struct attn_case {
+    int hd, group;
+    enum kv_type type;
+    uint8_t *kv;
+    float *q, *k, *v; /* [N_POS][group * hd], [N_POS][hd] twice */
+};
+
+static void run_attention(float *out, const struct kernels *k, const struct attn_case *c, int first,
+                          int n)
+{
+    static const int32_t pages[] = {3, 0, 4};
+    size_t elem = c->type == KV_F32 ? 4 : 2, half = (size_t)c->hd * 32 * elem;
+    float *scratch = calloc(attn_scratch_floats(c->hd, c->group), sizeof(float));
+    for (int at = first; at < first + n; at += ATTN_ROWS) {
+        struct attn a = {.k_base = c->kv, .v_base = c->kv + half, .page_stride = 2 * half,
+                         .pages = pages, .type = c->type, .head_dim = c->hd,
+                         .n_heads_group = c->group, .scale = 0.3f,
+                         .q = c->q + at * c->group * c->hd, .out = out + at * c->group * c->hd,
+                         .q_stride = c->group * c->hd, .out_stride = c->group * c->hd,
+                         .n_rows = MIN(ATTN_ROWS, first + n - at), .pos = at, .scratch = scratch};
+        k->attention(&a);
+    }
+    free(scratch);
+}
+
+static double attention_at(const struct attn_case *c, int pos, int head, int d)
+{
+    double p[N_POS], max = -1e30, sum = 0, y = 0;
+    for (int t = 0; t <= pos; t++) {
+        p[t] = 0;
+        for (int i = 0; i < c->hd; i++)
+            p[t] += (double)c->q[(pos * c->group + head) * c->hd + i] * (double)c->k[t * c->hd + i];
+        p[t] *= (double)0.3f;
+        max = fmax(max, p[t]);
+    }
+    for (int t = 0; t <= pos; t++) {
+        p[t] = exp(p[t] - max);
+        sum += p[t];
+        y += p[t] * (double)c->v[t * c->hd + d];
+    }
+    return y / sum;
+}
+
+static void check_attention_case(const struct kernels *k, int hd, int group, enum kv_type type)
+{
+    static const int32_t pages[] = {3, 0, 4};
+    uint64_t rng = 31;
+    size_t elem = type == KV_F32 ? 4 : 2, half = (size_t)hd * 32 * elem;
+    struct attn_case c = {hd, group, type, malloc(N_PAGES * 2 * half),
+                          calloc((size_t)(N_POS * group * hd), 4), calloc((size_t)(N_POS * hd), 4),
+                          calloc((size_t)(N_POS * hd), 4)};
+    memset(c.kv, 0xff, N_PAGES * 2 * half); /* NaN: what was not written must not matter */
+    for (int i = 0; i < N_POS * group * hd; i++)
+        c.q[i] = unit_randn(&rng);
+    for (int t = 0; t < N_POS; t++) {
+        uint8_t *page = c.kv + (size_t)pages[t / 32] * 2 * half;
+        for (int i = 0; i < hd; i++) {
+            c.k[t * hd + i] = unit_randn(&rng);
+            c.v[t * hd + i] = unit_randn(&rng);
+            if (type == KV_F16) { /* compare with what half precision keeps */
+                c.k[t * hd + i] = f16_to_f32(f32_to_f16(c.k[t * hd + i]));
+                c.v[t * hd + i] = f16_to_f32(f32_to_f16(c.v[t * hd + i]));
+            }
+        }
+        k->kv_put(page + (size_t)(t % 32) * elem, c.k + t * hd, hd, 32, type);
+        k->kv_put(page + half + (size_t)(t % 32 * hd) * elem, c.v + t * hd, hd, 1, type);
+    }
+    size_t n = (size_t)(N_POS * group * hd);
+    float *all = calloc(n, 4), *single = calloc(n, 4);
+    run_attention(all, k, &c, 0, N_POS);
+    for (int p = 0; p < N_POS; p++)
+        run_attention(single, k, &c, p, 1);
+    OK_MSG(!memcmp(all, single, n * 4), "%s head %d group %d: other bits alone", k->name, hd, group);
+    double worst = 0;
+    for (int p = 0; p < N_POS; p += 5)
+        for (int h = 0; h < group; h++)
+            for (int d = 0; d < hd; d++)
+                worst = fmax(worst, fabs(attention_at(&c, p, h, d) -
+                                         (double)all[(p * group + h) * hd + d]));
+    OK_MSG(worst < 1e-5, "%s head %d group %d: off by %g", k->name, hd, group, worst);
+    free(all);
+    free(single);
+    free(c.kv);
+    free(c.q);
+    free(c.k);
+    free(c.v);
+}
+
+static void check_attention(const struct kernels *k)
+{
+    static const int dims[] = {8, 16, 20, 64, 80, 128};
+    for (size_t i = 0; i < ARRAY_LEN(dims); i++)
+        for (int group = 1; group <= 5; group += 2) {
+            check_attention_case(k, dims[i], group, KV_F16);
+            check_attention_case(k, dims[i], group, KV_F32);
+        }
+}
+
+static void test_attention_agrees_with_double_and_ignores_blocking(void)
+{
+    each_level(check_attention);
+}
+
+/* ---- pool ---- */
+
+struct pool_job {
+    struct pool *p;
+    atomic_int n, in_last, bad;
+};
+
+static void pool_last(void *ctx)
+{
+    struct pool_job *j = ctx;
+    if (atomic_load(&j->n) % pool_threads(j->p))
+        atomic_fetch_add(&j->bad, 1);
+    atomic_fetch_add(&j->in_last, 1);
+}
+
+static void pool_fn(void *ctx, int32_t thread)
+{
+    struct pool_job *j = ctx;
+    for (int i = 0; i < 50; i++) {
+        atomic_fetch_add(&j->n, 1);
+        pool_barrier(j->p, pool_last, j);
+    }
+}
+
+static void test_pool_barrier_lets_nobody_through_early(void)
+{
+    for (int n = 1; n <= 5; n += 2) {
+        struct pool_job j = {0};
+        struct err e = {0};
+        if (!OK_CALL(pool_new(&j.p, n, &e), e))
+            return;
+        for (int i = 0; i < 20; i++)
+            pool_run(j.p, pool_fn, &j);
+        OK(j.n == 20 * 50 * n && j.in_last == 20 * 50 && !j.bad);
+        pool_free(j.p);
+    }
+}
+
+static const struct unit_test tests[] = {
+    {"packing_loses_nothing", test_packing_loses_nothing},
+    {"matmul_means_what_it_says_and_ignores_tiling", test_matmul_means_what_it_says_and_ignores_tiling},
+    {"matmul_does_not_wrap_at_the_limits", test_matmul_does_not_wrap_at_the_limits},
+    {"quantized_activations_are_within_half_a_step", test_quantized_activations_are_within_half_a_step},
+    {"norm_and_gate_agree_with_double", test_norm_and_gate_agree_with_double},
+    {"attention_agrees_with_double_and_ignores_blocking",
+     test_attention_agrees_with_double_and_ignores_blocking},
+    {"pool_barrier_lets_nobody_through_early", test_pool_barrier_lets_nobody_through_early},
+};
+
+int main(int argc, char **argv)
+{
+    return unit_main(argc, argv, tests, ARRAY_LEN(tests));
+}
