@@ -120,8 +120,8 @@ static inline uint8_t block_q3_scale(const uint8_t *scales, unsigned k)
 /* Scale of part k (0..7) of an IQ4_XS block, 0..63; the value uses it minus 32. */
 static inline uint8_t block_iq4xs_scale(const struct block_iq4_xs *b, unsigned k)
 {
-    return (uint8_t)(((b->scales_l[k / 2] >> 4 * (k % 2)) & 15) | ((b->scales_h >> 2 * k) & 3)
-                                                                      << 4);
+    unsigned low = b->scales_l[k / 2] >> 4 * (k % 2) & 15;
+    return (uint8_t)(low | (b->scales_h >> 2 * k & 3) << 4);
 }
 
 #endif

@@ -104,6 +104,7 @@ struct gguf {
 
 /* Parse one file's header: `n` bytes of it at p (the header must be whole; tensor data may be
  * missing from p), the file being file_bytes long. The result points into p, which must outlive it.
+ * ERR_LIMIT with n < file_bytes: the header goes on after the n bytes (or is over a limit).
  * A set of shards is parsed from its first file here with n_shards as `split.count` says and only
  * the first file's tensors; gguf_add_shard adds the others in order. */
 int gguf_parse(struct gguf **out, const void *p, size_t n, uint64_t file_bytes, struct err *e);
@@ -118,8 +119,9 @@ void gguf_free(struct gguf *g); /* unmaps what gguf_open mapped; NULL is fine */
  * the weights when deep is set. The first finding is the error. */
 int gguf_verify(const struct gguf *g, bool deep, struct err *e);
 
-const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);         /* or NULL */
-const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); /* or NULL */
+/* Both NULL when absent. */
+const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);
+const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name);
 /* The tensor's bytes in the mapping; NULL when the file was not opened by gguf_open. */
 const void *gguf_tensor_data(const struct gguf *g, const struct gguf_tensor *t);
 

@@ -8,9 +8,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { FIT_STEPS = 7 }; /* candidates on each side of the plain scale */
-
-enum { MAX_PART = 32 }; /* values that share a scale, at most; always a multiple of 4 */
+enum {
+    FIT_STEPS = 7, /* candidates on each side of the plain scale */
+    MAX_PART = 32, /* values that share a scale, at most; always a multiple of 4 */
+};
 
 /* Nearest whole number within lo..hi, halves to even; NaN gives lo. Adding 1.5 * 2^23 leaves no bit
  * below one, and unlike a conversion to int it keeps the loops around it in vector registers. */
@@ -49,7 +50,7 @@ static float extreme(const float *x, int n)
     return best;
 }
 
-/* sum(x q) and sum(q q), in four lanes so that the compiler can. */
+/* sum(x q) and sum(q q), in four lanes, so that they fit a vector register. */
 static void moments(float *xq, float *qq, const float *x, const float *q, int n)
 {
     float a[4] = {0}, b[4] = {0};

@@ -10,7 +10,9 @@
 #include <math.h>
 #include <string.h>
 
+#ifndef UNROLL /* an emulation, whose words are long, says that it wants none */
 #define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 _Static_assert(8 * 2 * 15 * 127 <= 32767 && 4 * 2 * 31 * 127 <= 32767 && 2 * 2 * 63 * 127 <= 32767,
                "sums of maddubs fit 16 bits");

@@ -21,6 +21,8 @@ uint16_t f32_to_f16(float f);
 float f16_to_f32(uint16_t h);
 
 #define EMU static inline
+#define _cvtss_sh(x, rounding) f32_to_f16(x)
+#define _cvtsh_ss(h)           f16_to_f32(h)
 
 /* out[i] = expression of x[i] over the lanes of a source vector */
 #define EMU_MAP(name, out_type, out_elem, in_type, in_elem, n, expr)                               \

@@ -1,0 +1,113 @@
+/* The option tables that several commands share, and opening stores, models and engines the way
+ * every command does it. Owns nothing; what it opens is the caller's. */
+#define _GNU_SOURCE
+#include "cli/cli_internal.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define AT(field) offsetof(struct common_opts, field)
+const struct option common_options[] = {
+    {"home", NULL, 0, false, OPTION_STR, "DIR", AT(home), 0, 0,
+     "The store's directory (default: $INGOT_HOME, else ~/.ingot)"},
+    {"verbose", NULL, 'v', true, OPTION_FLAG, NULL, AT(verbose), 0, 0, "Say more on standard error"},
+    {"quiet", NULL, 'q', true, OPTION_FLAG, NULL, AT(quiet), 0, 0, "Only results and errors"},
+    {"help", NULL, 'h', false, OPTION_FLAG, NULL, AT(help), 0, 0, "Show this"},
+    {0},
+};
+#undef AT
+
+#define AT(field) offsetof(struct engine_opts, field)
+const struct option engine_options[] = {
+    {"ctx", "ctx-size num-ctx max-model-len", 'c', true, OPTION_U32, "N", AT(ctx), 0, 0,
+     "Context in tokens (default: the model's, at most 8192)"},
+    {"threads", "num-thread", 't', true, OPTION_I32, "N", AT(threads), 0, 4096,
+     "Threads (default: every processor it may use)"},
+    {"backend", "device", 0, true, OPTION_STR, "NAME", AT(backend), 0, 0,
+     "auto or cpu (default: auto; see `ingot devices`)"},
+    {"kv", "kv-cache-dtype", 0, true, OPTION_CHOICE, "f16|f32", AT(kv), 0, 0,
+     "Type of the key/value cache (default: f16)"},
+    {"max-batch", "batch-size max-num-batched-tokens", 'b', true, OPTION_U32, "N", AT(max_batch), 0,
+     65536, "Prompt tokens in one step at most (default: 512)"},
+    {0},
+};
+#undef AT
+
+bool ref_is_path(const char *ref)
+{
+    size_t n = strlen(ref);
+    return strchr(ref, '/') || (n >= 5 && !strcmp(ref + n - 5, ".gguf"));
+}
+
+int open_store(struct store **out, const struct common_opts *c, struct err *e)
+{
+    return store_open(out, c->home, e);
+}
+
+int model_ref_open(struct model_ref *s, const char *ref, const struct common_opts *c, struct err *e)
+{
+    if (!ref_is_path(ref) && open_store(&s->store, c, e))
+        return -1;
+    struct err fe = {0};
+    if (model_file_open(&s->file, s->store, ref, &fe) == 0)
+        return 0;
+    if (fe.code == ERR_NOT_FOUND && ref_is_path(ref) && access(ref, F_OK))
+        return err_set(e, ERR_NOT_FOUND, "no file '%s'; check the path (`ingot list` shows the names in "
+                       "the store)", ref);
+    *e = fe;
+    return -1;
+}
+
+void model_ref_close(struct model_ref *s)
+{
+    model_file_close(s->file);
+    store_close(s->store);
+    *s = (struct model_ref){0};
+}
+
+int model_ref_template(struct gguf_str *out, const struct model_ref *s, struct err *e)
+{
+    *out = (struct gguf_str){0};
+    return gguf_get_str(model_file_gguf(s->file), "tokenizer.chat_template", out, e);
+}
+
+int cpu_count(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return MAX(1, CPU_COUNT(&set));
+    return MAX(1, (int)sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+int load_engine(struct engine **out, struct model_ref *s, const struct engine_opts *o,
+                const struct common_opts *c, struct err *e)
+{
+    const struct backend *b;
+    if (backend_choose(&b, o->backend, e))
+        return e->code == ERR_USAGE ? COMMAND_USAGE : -1;
+    struct progress p;
+    progress_begin(&p, "loading", 0.3, c->quiet);
+    struct engine_config cfg = {
+        .backend = o->backend,
+        .n_threads = o->threads,
+        .n_ctx = o->ctx,
+        .max_batch = o->max_batch,
+        .kv_type = (enum kv_type)o->kv,
+        .progress = progress_tick,
+        .user = &p,
+    };
+    int rc = engine_open(out, s->file, &cfg, e);
+    progress_end(&p, NULL);
+    if (rc)
+        return rc;
+    const struct engine_info *i = engine_info(*out);
+    char weights[16], kv[16], scratch[16];
+    format_bytes(weights, i->placement.weight_bytes);
+    format_bytes(kv, i->placement.kv_bytes);
+    format_bytes(scratch, i->placement.scratch_bytes);
+    log_line(LOG_INFO, "%s on %s: weights %s, KV %s, scratch %s, context %u, loaded in %.2f s",
+             i->name, i->describe, weights, kv, scratch, i->n_ctx, i->load_seconds);
+    return 0;
+}

@@ -1,0 +1,139 @@
+/* From argv to an exit status: finds the command, parses its options, runs it, prints the one line
+ * of an error. Also the two commands about ingot itself, version and help. Owns nothing for long. */
+#include "cli/cli_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+static const struct command *command_find(const struct command *const *all, const char *name)
+{
+    for (size_t i = 0; all[i]; i++)
+        if (!strcmp(all[i]->name, name) || (all[i]->alias && !strcmp(all[i]->alias, name)))
+            return all[i];
+    return NULL;
+}
+
+static int command_unknown(const struct command *const *all, const char *name, struct err *e)
+{
+    const char *nearest = NULL, *word = name + strspn(name, "-");
+    size_t best = SIZE_MAX;
+    for (size_t i = 0; all[i]; i++) {
+        suggest(&nearest, &best, word, all[i]->name);
+        if (all[i]->alias)
+            suggest(&nearest, &best, word, all[i]->alias);
+    }
+    if (nearest)
+        return usage_error(e, "unknown command '%.100s'; did you mean `ingot %s`?", name, nearest);
+    return usage_error(e, "unknown command '%.100s'; `ingot help` lists the commands", name);
+}
+
+static int command_start(const struct command *c, const struct command *const *all, int argc,
+                         char **argv, struct err *e)
+{
+    struct command_args a = {.all = all};
+    int rc = -1;
+    void *opts = mem_zalloc(c->opts_bytes);
+    if (!opts) {
+        err_set(e, ERR_MEMORY, "out of memory");
+        goto out;
+    }
+    if (c->defaults)
+        c->defaults(opts);
+    rc = options_parse(&a, opts, c, argc, argv, e);
+    if (rc)
+        goto out;
+    const struct common_opts *common = opts;
+    if (common->help) {
+        help_command(c);
+        goto out;
+    }
+    if (common->verbose)
+        log_threshold = LOG_INFO;
+    else if (common->quiet)
+        log_threshold = LOG_ERROR;
+    rc = c->run(&a, e);
+out:
+    options_free(&a, opts);
+    mem_free(opts);
+    return rc;
+}
+
+static int start(int argc, char **argv, const struct command *const *all, struct err *e)
+{
+    if (argc < 2) {
+        help_overview(all);
+        return 0;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h"))
+        name = "help";
+    else if (!strcmp(name, "--version") || !strcmp(name, "-V"))
+        name = "version";
+    const struct command *c = command_find(all, name);
+    if (!c)
+        return command_unknown(all, name, e);
+    return command_start(c, all, argc - 2, argv + 2, e);
+}
+
+int cli_main(int argc, char **argv, const struct command *const *commands)
+{
+    struct err e = {0};
+    json_set_alloc_funcs(mem_alloc, mem_free);
+    int rc = start(argc, argv, commands, &e);
+    if (rc == 0 && (fflush(stdout) || ferror(stdout)))
+        rc = err_errno(&e, "cannot write to standard output");
+    if (e.code)
+        fprintf(stderr, "ingot: %s\n", e.msg);
+    if (e.code == ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    return rc == 0 ? EXIT_DONE : rc == COMMAND_USAGE ? EXIT_USAGE : EXIT_FAILED;
+}
+
+struct about_opts {
+    struct common_opts common;
+};
+
+static int version_run(const struct command_args *a, struct err *e)
+{
+    printf("ingot %s\n", INGOT_VERSION);
+    return 0;
+}
+
+const struct command command_version = {
+    .name = "version",
+    .summary = "print the version",
+    .usage = "",
+    .about = "Print the version of this file.",
+    .examples = "  ingot version\n  ingot --version\n",
+    .opts_bytes = sizeof(struct about_opts),
+    .groups = {COMMON_GROUP},
+    .run = version_run,
+};
+
+static int help_run(const struct command_args *a, struct err *e)
+{
+    if (!a->n_words) {
+        help_overview(a->all);
+        return 0;
+    }
+    const struct command *c = command_find(a->all, a->words[0]);
+    if (!c)
+        return command_unknown(a->all, a->words[0], e);
+    help_command(c);
+    return 0;
+}
+
+const struct command command_help = {
+    .name = "help",
+    .summary = "explain a command",
+    .usage = "[COMMAND]",
+    .about = "List the commands, or explain one: usage, options and examples.",
+    .examples = "  ingot help\n  ingot help run\n",
+    .opts_bytes = sizeof(struct about_opts),
+    .groups = {COMMON_GROUP},
+    .max_words = 1,
+    .run = help_run,
+};

@@ -1,0 +1,83 @@
+/* ingot list: the models of the store, as a table or as JSON. */
+#include "cli/cli_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct list_opts {
+    struct common_opts common;
+    bool json;
+};
+
+static const struct option list_options[] = {
+    {"json", NULL, 0, false, OPTION_FLAG, NULL, offsetof(struct list_opts, json), 0, 0,
+     "For programs"},
+    {0},
+};
+
+static json_t *list_json(const struct store_model *m, size_t n)
+{
+    json_t *all = json_array();
+    for (size_t i = 0; i < n; i++, m++)
+        json_array_append_new(
+            all, json_pack("{ss ss ss ss sI sI sI sI sI ss}", "name", m->name, "digest", m->digest,
+                           "arch", m->arch, "quant", m->quant, "bytes", (json_int_t)m->n_bytes,
+                           "params", (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx, "added",
+                           (json_int_t)m->added, "shards", (json_int_t)m->n_shards, "link",
+                           m->link_path));
+    return all;
+}
+
+static void list_table(const struct store_model *m, size_t n)
+{
+    int name = 4, quant = 5;
+    for (size_t i = 0; i < n; i++) {
+        name = MAX(name, (int)strlen(m[i].name));
+        quant = MAX(quant, (int)strlen(m[i].quant));
+    }
+    printf("%s%-*s  %8s  %-*s  %7s  %s%s\n", style(1, STYLE_BOLD), name, "NAME", "SIZE", quant,
+           "QUANT", "PARAMS", "ADDED", style(1, STYLE_NONE));
+    for (size_t i = 0; i < n; i++) {
+        char bytes[16], params[16], age[24];
+        format_bytes(bytes, m[i].n_bytes);
+        format_count(params, m[i].n_params);
+        format_age(age, m[i].added);
+        printf("%-*s  %8s  %-*s  %7s  %s%s\n", name, m[i].name, bytes, quant, m[i].quant, params,
+               age, m[i].link_path[0] ? " (linked)" : "");
+    }
+}
+
+static int list_run(const struct command_args *a, struct err *e)
+{
+    const struct list_opts *o = a->opts;
+    struct store *s = NULL;
+    struct store_model *m = NULL;
+    size_t n = 0;
+    int rc = -1;
+    if (open_store(&s, &o->common, e) || store_list(s, &m, &n, e))
+        goto out;
+    rc = 0;
+    if (o->json)
+        rc = print_json(list_json(m, n), e);
+    else if (n)
+        list_table(m, n);
+    else if (!o->common.quiet)
+        fprintf(stderr, "No models yet. Bring one in: ingot import model.gguf\n");
+out:
+    mem_free(m);
+    store_close(s);
+    return rc;
+}
+
+const struct command command_list = {
+    .name = "list",
+    .alias = "ls",
+    .summary = "the models in the store",
+    .usage = "[--json]",
+    .about = "List the models in the store, by name.",
+    .examples = "  ingot list\n  ingot ls --json\n",
+    .opts_bytes = sizeof(struct list_opts),
+    .groups = {{"List", list_options, 0}, COMMON_GROUP},
+    .run = list_run,
+};

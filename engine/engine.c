@@ -1,0 +1,565 @@
+/* The engine's thread: takes requests from a bounded queue, keeps a batch running, hands tokens
+ * back. It alone touches KV bookkeeping, samplers and the backend. The lock guards the queue, the
+ * counters and the cancel flags, and is never held while a step runs or an event is given out.
+ *
+ * A step: every decoding sequence gives one row; prompts fill what is left of max_batch in order of
+ * arrival. Nothing is allocated from admission to the end of a request. */
+#include "engine/engine_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Beside decoding sequences a step takes about so long at most: the bound on the gap between two of
+ * their tokens that a long prompt causes. */
+static const double step_budget_ns = 250e6;
+enum { MIN_PROMPT_ROWS = 32 };
+
+/* ---- the end of a request ---- */
+
+/* Under the lock, on the engine's thread: the pool is its own. */
+static void publish(struct engine *en)
+{
+    struct engine_counters *c = &en->counters;
+    c->n_free_pages = (uint32_t)en->pool.n_free;
+    c->n_pages = (uint32_t)en->pool.n_pages;
+    c->n_active = en->n_active;
+    c->n_waiting = en->n_queue;
+}
+
+/* The sequence leaves; its KV stays warm in the slot. After the event the request is the caller's. */
+static void deliver(struct engine *en, struct seq *s)
+{
+    struct request *r = s->req;
+    uint64_t now = now_ns();
+    if (s->kv) {
+        s->kv->owner = NULL;
+        s->kv->last_used = ++en->clock;
+    }
+    if (!s->start_ns)
+        s->stats.queue_ns = now - s->submit_ns;
+    else if (!s->first_ns)
+        s->stats.prompt_ns = now - s->start_ns;
+    else
+        s->stats.decode_ns = now - s->first_ns;
+    pthread_mutex_lock(&en->mu);
+    r->seq = NULL;
+    en->counters.n_requests++;
+    publish(en);
+    pthread_mutex_unlock(&en->mu);
+    struct request_stats stats = s->stats;
+    struct waiter *w = s->waiter;
+    seq_free(s);
+    if (!w) {
+        r->on_done(r->user, &stats);
+        return;
+    }
+    pthread_mutex_lock(&w->mu);
+    w->stats = stats;
+    w->done = true;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->mu);
+}
+
+static void reap(struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_active;) {
+        struct seq *s = en->active[i];
+        if (!s->ended) {
+            i++;
+            continue;
+        }
+        pthread_mutex_lock(&en->mu);
+        en->n_active--;
+        pthread_mutex_unlock(&en->mu);
+        memmove(&en->active[i], &en->active[i + 1], (en->n_active - i) * sizeof *en->active);
+        deliver(en, s);
+    }
+}
+
+/* ---- admission ---- */
+
+/* Under the lock: cancelled ones are marked, waiting ones move to free slots. */
+static void collect(struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_active; i++)
+        if (en->active[i]->cancel || en->closing)
+            seq_end(en->active[i], FINISH_CANCELLED, NULL);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < en->n_queue; i++) {
+        struct seq *s = en->queue[i];
+        if (s->cancel || en->closing) {
+            seq_end(s, FINISH_CANCELLED, NULL);
+            en->dropped[en->n_dropped++] = s;
+        } else if (en->n_active < en->ld.lim.n_seqs) {
+            s->state = SEQ_NEW;
+            en->active[en->n_active++] = s;
+        } else {
+            en->queue[kept++] = s;
+        }
+    }
+    en->n_queue = kept;
+    publish(en);
+}
+
+static void admit(struct engine *en, struct seq *s)
+{
+    const struct request *r = s->req;
+    struct err why = {0};
+    s->start_ns = now_ns();
+    s->stats.queue_ns = s->start_ns - s->submit_ns;
+    struct kv_seq *src = NULL;
+    int32_t n_keep = 0;
+    struct kv_seq *kv = kv_seq_choose(&src, &n_keep, en->kv, en->ld.lim.n_seqs, r->ids, r->n_ids);
+    if (r->no_reuse || r->on_logits)
+        n_keep = 0;
+    if (!n_keep)
+        kv_seq_clear(kv, &en->pool);
+    else if (kv_seq_inherit(kv, src, n_keep, &en->pool, en->ld.be, en->ld.exec))
+        CHECK(!"a slot has fewer pages than its share");
+    kv->owner = s;
+    s->kv = kv;
+    s->stats.n_cached = (uint32_t)kv->n_kv;
+    memcpy(kv->ids, r->ids, r->n_ids * sizeof *r->ids);
+    s->state = SEQ_PROMPT;
+    if (seq_prepare(s, en, &why))
+        seq_end(s, FINISH_ERROR, &why);
+}
+
+static void admit_all(struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_dropped; i++)
+        deliver(en, en->dropped[i]);
+    en->n_dropped = 0;
+    uint64_t reused = 0;
+    for (uint32_t i = 0; i < en->n_active; i++) {
+        struct seq *s = en->active[i];
+        if (s->state != SEQ_NEW || s->ended)
+            continue;
+        admit(en, s);
+        reused += s->stats.n_cached;
+    }
+    if (!reused)
+        return;
+    pthread_mutex_lock(&en->mu);
+    en->counters.n_reused_rows += reused;
+    pthread_mutex_unlock(&en->mu);
+}
+
+/* ---- a step ---- */
+
+/* Add n rows of s from where its KV ends; n_want of them, the last ones, want logits. */
+static void add_rows(struct engine *en, struct seq *s, int32_t n, int32_t n_want)
+{
+    struct batch *b = &en->batch;
+    struct kv_seq *kv = s->kv;
+    int rc = kv_seq_reserve(kv, &en->pool, kv->n_kv + n);
+    CHECK(rc == 0); /* the pool holds every slot's whole context */
+    memcpy(en->row_ids + b->n_rows, kv->ids + kv->n_kv, (size_t)n * sizeof *kv->ids);
+    en->batch_owner[b->n_seqs] = s;
+    en->batch_seqs[b->n_seqs++] = (struct batch_seq){
+        .first_row = b->n_rows, .n_rows = n, .pos = kv->n_kv, .pages = kv->pages};
+    s->first_want = b->n_want;
+    s->n_rows = n;
+    s->n_want = n_want;
+    for (int32_t i = n - n_want; i < n; i++)
+        en->want[b->n_want++] = b->n_rows + i;
+    b->n_rows += n;
+}
+
+static void add_decoding(struct engine *en, int32_t max_rows)
+{
+    uint32_t n = en->n_active, start = en->rr;
+    for (uint32_t k = 0; k < n && en->batch.n_rows < max_rows; k++) {
+        uint32_t i = (start + k) % n;
+        struct seq *s = en->active[i];
+        if (s->state != SEQ_DECODE)
+            continue;
+        s->kv->ids[s->kv->n_kv] = s->next;
+        add_rows(en, s, 1, 1);
+        en->rr = i + 1; /* when not all fit, the next step goes on from here */
+    }
+}
+
+static void add_prompts(struct engine *en, int32_t max_rows)
+{
+    struct batch *b = &en->batch;
+    int32_t max_out = (int32_t)en->ld.lim.max_out;
+    for (uint32_t i = 0; i < en->n_active && b->n_rows < max_rows; i++) {
+        struct seq *s = en->active[i];
+        if (s->state != SEQ_PROMPT)
+            continue;
+        int32_t left = (int32_t)s->req->n_ids - s->kv->n_kv;
+        int32_t n = MIN(left, max_rows - b->n_rows), out_left = max_out - b->n_want;
+        if (s->req->on_logits) {
+            n = MIN(n, out_left);
+            if (n)
+                add_rows(en, s, n, n);
+            continue;
+        }
+        if (n == left && !out_left)
+            n--;
+        if (n)
+            add_rows(en, s, n, n == left);
+    }
+}
+
+/* Decoding sequences first, but one that waits for its prompt is never starved by a batch that they
+ * fill; prompts take what is left, bounded in time when somebody is decoding. */
+static void build_batch(struct engine *en)
+{
+    int32_t max = (int32_t)en->ld.lim.max_batch, n_decode = 0, n_prompt = 0;
+    for (uint32_t i = 0; i < en->n_active; i++) {
+        n_decode += en->active[i]->state == SEQ_DECODE;
+        n_prompt += en->active[i]->state == SEQ_PROMPT;
+    }
+    en->batch.n_rows = en->batch.n_seqs = en->batch.n_want = 0;
+    int32_t decode_max = max;
+    if (n_prompt && n_decode >= max)
+        decode_max = max > 1 ? max - (max + 3) / 4 : (int32_t)(en->counters.n_steps & 1);
+    add_decoding(en, decode_max);
+    int32_t prompt_max = max;
+    if (en->batch.n_rows && en->budget.ns_per_row > 0) {
+        double rows = step_budget_ns / en->budget.ns_per_row;
+        if (rows < max)
+            prompt_max = MIN(max, en->batch.n_rows + MAX((int32_t)rows, MIN_PROMPT_ROWS));
+    }
+    add_prompts(en, prompt_max);
+}
+
+static void learn_row_cost(struct step_row_budget *b, uint64_t ns, int32_t n_rows)
+{
+    if (n_rows < MIN_PROMPT_ROWS)
+        return;
+    double per_row = (double)ns / n_rows;
+    b->ns_per_row = b->ns_per_row > 0 ? 0.75 * b->ns_per_row + 0.25 * per_row : per_row;
+}
+
+/* The step's rows of one sequence are in the KV now; give out logits, choose the next token. */
+static void take_rows(struct engine *en, struct seq *s)
+{
+    const struct request *r = s->req;
+    size_t n_vocab = en->ld.model.hp.n_vocab;
+    const float *logits = en->logits + (size_t)s->first_want * n_vocab;
+    if (r->on_logits && s->state == SEQ_PROMPT)
+        for (int32_t i = 0; i < s->n_want; i++)
+            r->on_logits(r->user, (uint32_t)(s->kv->n_kv + i), logits + (size_t)i * n_vocab);
+    s->kv->n_kv += s->n_rows;
+    if (s->state == SEQ_PROMPT) {
+        if (s->kv->n_kv < (int32_t)r->n_ids)
+            return;
+        s->state = SEQ_DECODE;
+        s->first_ns = now_ns();
+        s->stats.prompt_ns = s->first_ns - s->start_ns;
+        if (r->n_ids >= en->ld.lim.n_ctx) {
+            seq_end(s, FINISH_CONTEXT, NULL);
+            return;
+        }
+    }
+    struct err why = {0};
+    int32_t id;
+    logits += (size_t)(s->n_want - 1) * n_vocab;
+    if (sampler_next(s->sampler, &id, logits, NULL, &why))
+        seq_end(s, FINISH_ERROR, &why);
+    else
+        seq_take_token(s, en, id);
+}
+
+static void run_step(struct engine *en)
+{
+    struct err why = {0};
+    struct batch *b = &en->batch;
+    build_batch(en);
+    if (!b->n_rows)
+        return;
+    int32_t n_prompt_rows = 0;
+    for (int32_t i = 0; i < b->n_seqs; i++)
+        if (en->batch_owner[i]->state == SEQ_PROMPT)
+            n_prompt_rows += b->seqs[i].n_rows;
+    uint64_t start = now_ns();
+    int rc = en->ld.be->run(en->ld.exec, b, &why);
+    if (!rc)
+        learn_row_cost(&en->budget, now_ns() - start, b->n_rows);
+    pthread_mutex_lock(&en->mu);
+    en->counters.n_steps++;
+    en->counters.n_rows += (uint64_t)b->n_rows;
+    en->counters.n_prompt_rows += (uint64_t)n_prompt_rows;
+    publish(en);
+    pthread_mutex_unlock(&en->mu);
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct seq *s = en->batch_owner[i];
+        if (!rc) {
+            take_rows(en, s);
+        } else {
+            /* what the failed step left in the pages is unknown */
+            kv_seq_clear(s->kv, &en->pool);
+            seq_end(s, FINISH_ERROR, &why);
+        }
+    }
+}
+
+static void *engine_thread(void *arg)
+{
+    struct engine *en = arg;
+    for (;;) {
+        pthread_mutex_lock(&en->mu);
+        while (!en->closing && !en->n_active && !en->n_queue)
+            pthread_cond_wait(&en->wake, &en->mu);
+        collect(en);
+        bool last = en->closing;
+        pthread_mutex_unlock(&en->mu);
+        admit_all(en);
+        reap(en);
+        if (last)
+            return NULL;
+        run_step(en);
+        reap(en);
+    }
+}
+
+/* ---- requests ---- */
+
+static int check_request(const struct engine *en, const struct request *r, struct err *e)
+{
+    uint32_t n_ctx = en->ld.lim.n_ctx;
+    if (!r->ids || !r->n_ids)
+        return err_set(e, ERR_USAGE, "the prompt has no tokens");
+    if (r->n_ids > n_ctx)
+        return err_set(e, ERR_LIMIT,
+                       "the prompt has %zu tokens, the context holds %u; shorten it or load the "
+                       "model with more --ctx", r->n_ids, n_ctx);
+    if (r->n_ids == n_ctx && !r->on_logits)
+        return err_set(e, ERR_LIMIT,
+                       "the prompt has %zu tokens, the context holds %u: no room for an answer; "
+                       "shorten it or load the model with more --ctx", r->n_ids, n_ctx);
+    for (size_t i = 0; i < r->n_ids; i++)
+        if (r->ids[i] < 0 || (uint32_t)r->ids[i] >= en->info.n_vocab)
+            return err_set(e, ERR_USAGE,
+                           "token %zu of the prompt is %d; the vocabulary has ids 0 to %u", i,
+                           r->ids[i], en->info.n_vocab - 1);
+    return sample_check(&r->sample, e);
+}
+
+static int submit(struct engine *en, struct request *r, struct waiter *w, struct err *e)
+{
+    struct seq *s = NULL;
+    if (check_request(en, r, e) || seq_new(&s, r, e))
+        return -1;
+    s->waiter = w;
+    s->submit_ns = now_ns();
+    int rc = 0;
+    pthread_mutex_lock(&en->mu);
+    if (en->closing) {
+        rc = err_set(e, ERR_CANCELLED, "the engine is closing");
+    } else if (en->n_queue >= en->ld.lim.queue_len) {
+        rc = err_set(e, ERR_FULL, "%u requests are waiting already, the most that may; try again "
+                     "later", en->n_queue);
+    } else {
+        r->seq = s;
+        en->queue[en->n_queue++] = s;
+        en->counters.n_waiting = en->n_queue;
+        pthread_cond_signal(&en->wake);
+    }
+    pthread_mutex_unlock(&en->mu);
+    if (rc)
+        seq_free(s);
+    return rc;
+}
+
+int engine_submit(struct engine *en, struct request *r, struct err *e)
+{
+    if (!r->on_done)
+        return err_set(e, ERR_USAGE, "a request needs on_done");
+    return submit(en, r, NULL, e);
+}
+
+void engine_cancel(struct engine *en, struct request *r)
+{
+    pthread_mutex_lock(&en->mu);
+    if (r->seq) {
+        r->seq->cancel = true;
+        pthread_cond_signal(&en->wake);
+    }
+    pthread_mutex_unlock(&en->mu);
+}
+
+int engine_run(struct engine *en, struct request *r, struct request_stats *s, struct err *e)
+{
+    struct waiter w = {.mu = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+    int rc = submit(en, r, &w, e);
+    if (!rc) {
+        pthread_mutex_lock(&w.mu);
+        while (!w.done)
+            pthread_cond_wait(&w.cond, &w.mu);
+        pthread_mutex_unlock(&w.mu);
+        *s = w.stats;
+        if (s->finish == FINISH_ERROR)
+            rc = err_set(e, s->err.code ? s->err.code : ERR_DEVICE, "%s", s->err.msg);
+    }
+    pthread_cond_destroy(&w.cond);
+    pthread_mutex_destroy(&w.mu);
+    return rc;
+}
+
+void engine_counters(struct engine *en, struct engine_counters *c)
+{
+    pthread_mutex_lock(&en->mu);
+    *c = en->counters;
+    pthread_mutex_unlock(&en->mu);
+}
+
+/* ---- opening and closing ---- */
+
+static int take_buffers(struct engine *en, struct err *e)
+{
+    const struct limits *l = &en->ld.lim;
+    size_t n_logits;
+    en->kv = mem_array(l->n_seqs, sizeof *en->kv);
+    en->active = mem_array(l->n_seqs, sizeof *en->active);
+    en->batch_owner = mem_array(l->n_seqs, sizeof *en->batch_owner);
+    en->batch_seqs = mem_array(l->n_seqs, sizeof *en->batch_seqs);
+    en->queue = mem_array(l->queue_len, sizeof *en->queue);
+    en->dropped = mem_array(l->queue_len, sizeof *en->dropped);
+    en->row_ids = mem_array(l->max_batch, sizeof *en->row_ids);
+    en->want = mem_array(l->max_out, sizeof *en->want);
+    if (!mul_over((size_t)l->max_out, en->ld.model.hp.n_vocab, &n_logits))
+        en->logits = mem_array(n_logits, sizeof *en->logits);
+    if (!en->kv || !en->active || !en->batch_owner || !en->batch_seqs || !en->queue ||
+        !en->dropped || !en->row_ids || !en->want || !en->logits)
+        return err_set(e, ERR_MEMORY, "out of memory for the engine's batches");
+    en->batch.ids = en->row_ids;
+    en->batch.want = en->want;
+    en->batch.seqs = en->batch_seqs;
+    en->batch.logits = en->logits;
+    for (uint32_t i = 0; i < l->n_seqs; i++)
+        if (kv_seq_init(&en->kv[i], l, e))
+            return -1;
+    return kv_pool_init(&en->pool, l->n_pages, e);
+}
+
+static void fill_info(struct engine *en, struct model_file *f, double seconds)
+{
+    const struct loaded *ld = &en->ld;
+    const struct gguf *g = model_file_gguf(f);
+    struct engine_info *i = &en->info;
+    struct gguf_str name = {0};
+    gguf_get_str(g, "general.name", &name, NULL);
+    if (name.n && utf8_valid(name.p, MIN(name.n, sizeof i->name - 1)))
+        snprintf(i->name, sizeof i->name, "%.*s", (int)MIN(name.n, sizeof i->name - 1), name.p);
+    else
+        snprintf(i->name, sizeof i->name, "%.127s", model_file_name(f));
+    snprintf(i->arch, sizeof i->arch, "%s", ld->model.arch->name);
+    snprintf(i->describe, sizeof i->describe, "%s", ld->be->describe(ld->dev));
+    i->n_vocab = ld->model.hp.n_vocab;
+    i->n_ctx = ld->lim.n_ctx;
+    i->n_ctx_train = ld->model.hp.n_ctx_train;
+    i->n_layers = ld->model.hp.n_layers;
+    i->n_embd = ld->model.hp.n_embd;
+    i->n_params = ld->model.n_params;
+    i->weight_file_bytes = ld->model.n_bytes;
+    i->placement = ld->placement;
+    i->load_seconds = seconds;
+}
+
+static int start_thread(struct engine *en, struct err *e)
+{
+    if (pthread_mutex_init(&en->mu, NULL))
+        return err_set(e, ERR_MEMORY, "cannot make a lock");
+    if (pthread_cond_init(&en->wake, NULL)) {
+        pthread_mutex_destroy(&en->mu);
+        return err_set(e, ERR_MEMORY, "cannot make a condition variable");
+    }
+    en->mu_ready = true;
+    publish(en);
+    int rc = pthread_create(&en->thread, NULL, engine_thread, en);
+    if (rc)
+        return err_set(e, ERR_IO, "cannot start the engine's thread: %s", strerror(rc));
+    en->thread_ready = true;
+    return 0;
+}
+
+int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
+                   const struct backend *be, struct err *e)
+{
+    uint64_t start = now_ns();
+    struct engine *en = mem_zalloc(sizeof *en);
+    if (!en)
+        return err_set(e, ERR_MEMORY, "out of memory for the engine");
+    if (loaded_place(&en->ld, f, c, be, e) || engine_read_text(en, model_file_gguf(f), e) ||
+        loaded_fill(&en->ld, f, c, e) || take_buffers(en, e))
+        goto fail;
+    fill_info(en, f, (double)(now_ns() - start) / 1e9);
+    if (start_thread(en, e))
+        goto fail;
+    *out = en;
+    return 0;
+fail:
+    engine_close(en);
+    return -1;
+}
+
+int engine_open(struct engine **out, struct model_file *f, const struct engine_config *c,
+                struct err *e)
+{
+    const struct backend *be;
+    if (backend_choose(&be, c->backend, e))
+        return -1;
+    return engine_open_on(out, f, c, be, e);
+}
+
+void engine_close(struct engine *en)
+{
+    if (!en)
+        return;
+    if (en->thread_ready) {
+        pthread_mutex_lock(&en->mu);
+        en->closing = true;
+        pthread_cond_signal(&en->wake);
+        pthread_mutex_unlock(&en->mu);
+        pthread_join(en->thread, NULL);
+    }
+    if (en->mu_ready) {
+        pthread_cond_destroy(&en->wake);
+        pthread_mutex_destroy(&en->mu);
+    }
+    for (uint32_t i = 0; en->kv && i < en->ld.lim.n_seqs; i++)
+        kv_seq_fini(&en->kv[i]);
+    kv_pool_fini(&en->pool);
+    mem_free(en->kv);
+    mem_free(en->active);
+    mem_free(en->batch_owner);
+    mem_free(en->batch_seqs);
+    mem_free(en->queue);
+    mem_free(en->dropped);
+    mem_free(en->row_ids);
+    mem_free(en->want);
+    mem_free(en->logits);
+    template_free(en->tmpl);
+    tokenizer_free(en->tok);
+    loaded_fini(&en->ld);
+    mem_free(en);
+}
+
+const struct engine_info *engine_info(const struct engine *en)
+{
+    return &en->info;
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *en)
+{
+    return en->tok;
+}
+
+const struct template *engine_template(const struct engine *en)
+{
+    return en->tmpl;
+}
+
+void engine_set_tap(struct engine *en,
+                    void (*tap)(void *user, const struct op *op, const float *rows, int32_t n_rows,
+                                int32_t width, int32_t stride),
+                    void *user)
+{
+    en->batch.tap = tap;
+    en->batch.tap_user = user;
+}

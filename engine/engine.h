@@ -1,0 +1,117 @@
+/* engine: requests in, tokens out. One engine is one loaded model; its one thread owns all mutable
+ * inference state. Callers exchange requests with it over a bounded queue and get events back on
+ * the engine's thread. It introduces store, text and backends to each other; it knows no HTTP. */
+#ifndef INGOT_ENGINE_H
+#define INGOT_ENGINE_H
+
+#include "backends/backend.h"
+#include "engine/sample.h"
+#include "gguf/gguf.h"
+#include "store/store.h"
+#include "text/text.h"
+
+struct engine;
+
+struct engine_config {       /* zero gives the defaults */
+    const char *backend;     /* NULL: "auto" */
+    int32_t n_threads;       /* 0: as many as the process may use */
+    uint32_t n_ctx;          /* tokens of one sequence; 0: what the header states, at most 8192 */
+    uint32_t n_seqs;         /* sequences with KV at the same time; 0: 1 */
+    uint32_t max_batch;      /* rows of one step, = longest prefill chunk; 0: 512 */
+    uint32_t queue_len;      /* requests that may wait; 0: 64 */
+    enum kv_type kv_type;    /* KV_F16 */
+    bool quiet_load;         /* no progress calls */
+    /* Loading progress in bytes; non-zero cancels. NULL: none. Called on the opening thread. */
+    store_progress progress;
+    void *user;
+};
+
+struct engine_placement { /* worked out before anything is loaded */
+    char device[160];
+    uint64_t weight_bytes, kv_bytes, scratch_bytes; /* on the device */
+    uint64_t free_bytes;                            /* on the device, before */
+    uint32_t n_ctx, n_seqs, n_pages;
+};
+/* What loading would take; ERR_MEMORY (with the numbers and what would fit) when it does not fit. */
+int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
+                 struct err *e);
+
+/* Load. The model_file must outlive the engine only until this returns. */
+int engine_open(struct engine **out, struct model_file *f, const struct engine_config *c,
+                struct err *e);
+void engine_close(struct engine *en); /* cancels what runs, joins the thread; NULL is fine */
+
+struct engine_info {
+    char arch[32], name[128], describe[64]; /* describe: the device's own words, "avx2, 2 threads" */
+    uint32_t n_vocab, n_ctx, n_ctx_train, n_layers, n_embd;
+    uint64_t n_params, weight_file_bytes;
+    struct engine_placement placement;
+    double load_seconds;
+};
+const struct engine_info *engine_info(const struct engine *en);
+const struct tokenizer *engine_tokenizer(const struct engine *en);
+/* The model's chat template; NULL when the GGUF has none. */
+const struct template *engine_template(const struct engine *en);
+/* Render messages (jansson array) with the model's template and tokenize them. Knows which BOS the
+ * template already wrote, so that it is never doubled. */
+int engine_chat_ids(struct ids *out, const struct engine *en, const struct json_t *messages,
+                    const struct json_t *tools, const struct json_t *extra, struct err *e);
+/* sample_defaults(), then what the GGUF recommends (general.sampling.*). */
+void engine_sample_defaults(struct sample_params *p, const struct engine *en);
+
+/* ---- requests ---- */
+
+enum finish { FINISH_STOP, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_CONTEXT, FINISH_CANCELLED,
+              FINISH_ERROR };
+const char *finish_name(enum finish f); /* "stop", "length", ... */
+
+struct request_stats {
+    enum finish finish;
+    uint32_t n_prompt, n_cached; /* tokens of the prompt; of them found in KV already */
+    uint32_t n_generated;
+    uint64_t queue_ns, prompt_ns, decode_ns; /* prompt: first step to first token; decode: the rest */
+    struct err err; /* with FINISH_ERROR */
+};
+
+struct request {
+    const int32_t *ids; /* the prompt, n_ids >= 1; must stay until on_done */
+    size_t n_ids;
+    uint32_t max_tokens; /* 0: until the end or the context is full */
+    struct sample_params sample;
+    const char *const *stop; /* strings that end the answer; not part of the text given out */
+    size_t n_stop;
+    bool ignore_eog;      /* go on past end-of-generation tokens (bench) */
+    bool special_text;    /* give out the spelling of control tokens */
+    bool no_reuse;        /* compute every row, even if an earlier sequence left matching KV */
+    /* Events, on the engine's thread; must be quick and must not call the engine but for
+     * engine_cancel. Any may be NULL but on_done. */
+    void (*on_token)(void *user, int32_t id, const char *text, size_t n); /* text: whole characters */
+    /* Every prompt position's logits, in order (eval): [n_vocab]; implies no_reuse. */
+    void (*on_logits)(void *user, uint32_t pos, const float *logits);
+    void (*on_done)(void *user, const struct request_stats *s); /* the request is the caller's again */
+    void *user;
+    struct seq *seq; /* private to the engine; NULL when submitted */
+};
+/* Queue it. Refused at once: ERR_LIMIT for a prompt that does not fit the context (with both
+ * numbers), ERR_FULL when the queue is full, ERR_USAGE for bad parameters or ids. */
+int engine_submit(struct engine *en, struct request *r, struct err *e);
+/* Ask for its end; on_done comes within one step. From any thread, also after it is done. */
+void engine_cancel(struct engine *en, struct request *r);
+/* Submit and wait for on_done (r->on_done is used by the call). */
+int engine_run(struct engine *en, struct request *r, struct request_stats *s, struct err *e);
+
+struct engine_counters {
+    uint64_t n_steps, n_rows, n_prompt_rows, n_requests, n_reused_rows;
+    uint32_t n_free_pages, n_pages, n_active, n_waiting;
+};
+void engine_counters(struct engine *en, struct engine_counters *c);
+
+/* ---- architectures ---- */
+
+struct hparams { /* from the GGUF's keys, checked: every one in range, products do not overflow */
+    uint32_t n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx_train, n_rot;
+    float norm_eps, rope_base, rope_freq_scale;
+};
+const char *arch_name_at(size_t i); /* the table's rows, for messages and lists; NULL at the end */
+
+#endif

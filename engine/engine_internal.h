@@ -1,0 +1,249 @@
+/* engine, inside: what its own files share. arch.c reads a model's keys and tensors into a struct
+ * model, plan.c turns that into ops, load.c puts the weights on a device, kv.c counts KV pages,
+ * seq.c is one request's state and its text, engine.c is the thread that steps them all. */
+#ifndef INGOT_ENGINE_INTERNAL_H
+#define INGOT_ENGINE_INTERNAL_H
+
+#include "engine/engine.h"
+
+#include <pthread.h>
+
+/* ---- a model as data (arch.c) ---- */
+
+/* The part a tensor plays. The first group is there once, the second once a layer. */
+enum role {
+    ROLE_TOKEN_EMBD,
+    ROLE_OUTPUT_NORM,
+    ROLE_OUTPUT,
+    ROLE_ROPE_FREQS,
+    ROLE_LAYER, /* the first one of a layer */
+    ROLE_ATTN_NORM = ROLE_LAYER,
+    ROLE_Q,
+    ROLE_K,
+    ROLE_V,
+    ROLE_Q_BIAS,
+    ROLE_K_BIAS,
+    ROLE_V_BIAS,
+    ROLE_Q_NORM,
+    ROLE_K_NORM,
+    ROLE_O,
+    ROLE_O_BIAS,
+    ROLE_FFN_NORM,
+    ROLE_GATE,
+    ROLE_UP,
+    ROLE_DOWN,
+    ROLE_END,
+};
+#define ROLE_BIT(r) (1u << (r))
+
+/* One architecture: what tells it from the others of its shape. */
+struct arch {
+    const char *name;       /* general.architecture */
+    bool rope_halves;       /* pairs (i, i + n_rot/2), else (2i, 2i+1) */
+    uint32_t need, allowed; /* ROLE_BITs beyond what every one needs; allowed ones may be absent */
+};
+const struct arch *arch_find(const char *name, size_t n); /* or NULL */
+
+struct model_tensor {
+    const struct gguf_tensor *t; /* NULL: this model has none */
+    struct weight *w;            /* the device's; NULL until loaded */
+};
+
+struct model { /* zeroed: an empty one */
+    const struct arch *arch;
+    struct hparams hp;
+    float rope_mscale;  /* factor on sin and cos */
+    float *rope_freqs;  /* [n_rot/2] divisors of theta, or NULL; owned */
+    uint32_t window;    /* attention reaches so many tokens back; 0: all */
+    uint64_t n_params;  /* weights over all tensors in use */
+    uint64_t n_bytes;   /* of them in the file */
+    struct model_tensor *tensors; /* [model_n_tensors()]; owned; read by model_tensor_at */
+};
+/* Check keys and the tensor table, fill *m. Reads no tensor data. */
+int model_describe(struct model *m, const struct gguf *g, struct err *e);
+void model_fini(struct model *m);
+size_t model_n_tensors(const struct model *m);
+bool model_tensor_is_vector(size_t i); /* of entry i of the list: a norm, a bias, factors */
+/* layer is ignored for the roles that are there once. */
+struct model_tensor *model_tensor_at(const struct model *m, enum role role, uint32_t layer);
+/* The handle that makes logits: the output matrix, or the embedding when the two are tied. */
+struct model_tensor *model_output(const struct model *m);
+
+/* ---- plans (plan.c) ---- */
+
+enum slot_id { /* activation slots of every plan here */
+    SLOT_X,       /* the residual stream, [n_embd] */
+    SLOT_H,       /* normed, [n_embd] */
+    SLOT_Q,       /* [n_heads * head_dim] */
+    SLOT_K,       /* [n_kv_heads * head_dim] */
+    SLOT_V,       /* [n_kv_heads * head_dim] */
+    SLOT_ATT,     /* [n_heads * head_dim] */
+    SLOT_ATT_OUT, /* wanted rows of SLOT_ATT */
+    SLOT_X_OUT,   /* wanted rows of SLOT_X, and from there on the residual stream */
+    SLOT_G,       /* [n_ff] */
+    SLOT_U,       /* [n_ff] */
+    SLOT_LOGITS,  /* [n_vocab] */
+    SLOT_END,
+};
+
+struct limits { /* an engine's sizes, settled */
+    uint32_t n_ctx, n_seqs, max_batch, max_out, n_pages, pages_per_seq, queue_len;
+    enum kv_type kv_type;
+};
+
+/* Build the model's plan for one shard. Ops and slots live in the arena; the RoPE factors and the
+ * weights stay the model's (weights may still be NULL: then only sizes can be asked of it). */
+int plan_build(struct plan *p, struct arena *a, const struct model *m, const struct limits *l,
+               struct err *e);
+
+/* ---- placement and loading (load.c) ---- */
+
+struct loaded { /* one model on one device; zeroed: nothing */
+    const struct backend *be;
+    struct device *dev;
+    struct exec *exec;
+    struct model model;
+    struct limits lim;
+    struct plan plan;
+    struct arena arena; /* the plan's */
+    struct engine_placement placement;
+};
+/* Open the device, check the model, settle the limits, count bytes, refuse what does not fit. */
+int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                 const struct backend *be, struct err *e);
+/* Then: weights to the device, and the plan prepared. */
+int loaded_fill(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                struct err *e);
+void loaded_fini(struct loaded *ld);
+
+/* ---- KV pages (kv.c) ---- */
+
+struct kv_pool {     /* page numbers only; the bytes are the backend's */
+    int32_t *free;   /* [n_pages] stack of free pages; owned */
+    uint32_t *refs;  /* [n_pages]; owned */
+    int32_t n_pages, n_free;
+};
+int kv_pool_init(struct kv_pool *p, uint32_t n_pages, struct err *e);
+void kv_pool_fini(struct kv_pool *p);
+int32_t kv_page_take(struct kv_pool *p);             /* one reference; -1 when none is free */
+void kv_page_share(struct kv_pool *p, int32_t page); /* one more reference */
+void kv_page_drop(struct kv_pool *p, int32_t page);  /* the last reference frees it */
+bool kv_page_shared(const struct kv_pool *p, int32_t page);
+
+/* One timeline's KV. Between requests it stays as it is ("warm") until the slot is needed. */
+struct kv_seq {
+    struct seq *owner;  /* NULL: idle, may be taken over */
+    int32_t *ids;       /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
+    int32_t *pages;     /* [pages_per_seq]; the first n_pages are held. Owned */
+    int32_t n_kv, n_pages;
+    uint64_t last_used; /* the engine's clock when its request ended */
+};
+int kv_seq_init(struct kv_seq *s, const struct limits *l, struct err *e);
+void kv_seq_fini(struct kv_seq *s);
+void kv_seq_clear(struct kv_seq *s, struct kv_pool *p); /* gives back all pages */
+/* Hold pages for n_tokens positions; -1 when the pool is empty. */
+int kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, int32_t n_tokens);
+/* Let dst (idle) begin with the first n_keep > 0 tokens of src, which may be dst itself. Whole pages
+ * are shared; the one that dst will write into is copied on the device unless it is dst's alone. */
+int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep,
+                   struct kv_pool *p, const struct backend *be, struct exec *x);
+/* The idle slot that a prompt of n ids should run in; *src and *n_keep say what it may inherit
+ * (n_keep < n; 0: nothing). The one with the longest common prefix is taken over when most of it is
+ * of use; else an empty or the longest unused slot is taken and shares what it can. There must be an
+ * idle one. */
+struct kv_seq *kv_seq_choose(struct kv_seq **src, int32_t *n_keep, struct kv_seq *seqs,
+                             uint32_t n_seqs, const int32_t *ids, size_t n);
+
+/* ---- one request (seq.c) ---- */
+
+enum seq_state { SEQ_WAITING, SEQ_NEW, SEQ_PROMPT, SEQ_DECODE };
+
+struct waiter { /* engine_run's end of the line */
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    bool done;
+    struct request_stats stats;
+};
+
+struct seq {
+    struct request *req;
+    struct waiter *waiter; /* engine_run's, or NULL: then req->on_done is called */
+    enum seq_state state;
+    bool ended;         /* stats.finish is set; to be reaped. The engine thread's */
+    struct kv_seq *kv;  /* NULL until it starts */
+    struct sampler *sampler;
+    struct decoder dec;
+    struct buf text;    /* whole characters not given out yet: they may begin a stop string */
+    size_t *stop_len;   /* [req->n_stop] */
+    int32_t next;       /* SEQ_DECODE: the token to feed */
+    int32_t first_want; /* this step: its first entry in the batch's want list */
+    int32_t n_rows;     /* this step: its rows */
+    int32_t n_want;     /* this step: its wanted rows */
+    uint64_t submit_ns, start_ns, first_ns;
+    struct request_stats stats;
+    bool cancel; /* under the engine's lock; away from what the engine thread reads without it */
+};
+int seq_new(struct seq **out, struct request *r, struct err *e);
+void seq_free(struct seq *s);
+/* Take everything that the token loop will use: sampler, text buffer. */
+int seq_prepare(struct seq *s, const struct engine *en, struct err *e);
+void seq_end(struct seq *s, enum finish f, const struct err *why);
+/* One sampled token: text, stop strings, limits; ends the sequence or leaves `next` set. */
+void seq_take_token(struct seq *s, const struct engine *en, int32_t id);
+/* Where the first stop string begins in n bytes at p, or -1; then *n_hold is how many bytes at the
+ * end may still become one. */
+ptrdiff_t stop_find(size_t *n_hold, const char *p, size_t n, const char *const *stop,
+                    const size_t *stop_len, size_t n_stop);
+
+/* ---- the engine (engine.c) ---- */
+
+struct step_row_budget { /* how many prompt rows a step may carry beside decoding sequences */
+    double ns_per_row;   /* moving average of steps that were mostly prompt; 0: not known */
+};
+
+struct engine {
+    struct loaded ld;
+    struct tokenizer *tok;
+    struct template *tmpl; /* NULL: none, or it did not parse: see tmpl_err */
+    struct err tmpl_err;
+    struct sample_params sample; /* what the model recommends */
+    struct engine_info info;
+    size_t max_piece; /* longest text of one token, bytes */
+
+    /* the engine thread's */
+    struct kv_pool pool;
+    struct kv_seq *kv;     /* [n_seqs] */
+    struct seq **active;   /* [n_seqs] in order of admission */
+    struct seq **dropped;  /* [queue_len] cancelled while they waited */
+    uint32_t n_dropped, rr; /* rr: where decoding rows start being handed out */
+    uint64_t clock;
+    struct step_row_budget budget;
+    struct batch batch;    /* its arrays below */
+    int32_t *row_ids, *want;
+    struct batch_seq *batch_seqs;
+    struct seq **batch_owner; /* [n_seqs] whose rows batch_seqs[i] are */
+    float *logits;            /* [max_out][n_vocab] */
+
+    /* shared, under mu */
+    pthread_mutex_t mu;
+    pthread_cond_t wake;
+    bool mu_ready, thread_ready, closing;
+    struct seq **queue; /* [queue_len], oldest first */
+    uint32_t n_queue, n_active;
+    struct engine_counters counters;
+    pthread_t thread;
+};
+
+/* engine_open on a given backend, for tests that bring their own. */
+int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
+                   const struct backend *be, struct err *e);
+/* For tests: see every op's output. Set before the first request. */
+void engine_set_tap(struct engine *en,
+                    void (*tap)(void *user, const struct op *op, const float *rows, int32_t n_rows,
+                                int32_t width, int32_t stride),
+                    void *user);
+
+/* chat.c, called while the engine opens */
+int engine_read_text(struct engine *en, const struct gguf *g, struct err *e);
+
+#endif

@@ -1,0 +1,292 @@
+/* Placement and loading: settles the engine's sizes, counts what weights, KV and scratch will take
+ * on the device before anything is loaded, refuses what does not fit (with the numbers and what
+ * would), then hands the weights to the backend one by one. Owns the device and what is on it. */
+#include "engine/engine_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    DEFAULT_CTX = 8192,
+    DEFAULT_BATCH = 512,
+    DEFAULT_QUEUE = 64,
+    MIN_OUT = 32, /* wanted rows of one step, when fewer sequences ask: `eval` wants every row */
+    MAX_SEQS = 4096,
+    MAX_BATCH = 1 << 16,
+    MAX_QUEUE = 1 << 16,
+};
+
+static int check_config(const struct engine_config *c, struct err *e)
+{
+    if (c->n_seqs > MAX_SEQS)
+        return err_set(e, ERR_USAGE, "%u sequences at a time are too many, at most %d", c->n_seqs,
+                       MAX_SEQS);
+    if (c->max_batch > MAX_BATCH)
+        return err_set(e, ERR_USAGE, "a batch of %u rows is too large, at most %d", c->max_batch,
+                       MAX_BATCH);
+    if (c->queue_len > MAX_QUEUE)
+        return err_set(e, ERR_USAGE, "a queue of %u requests is too long, at most %d",
+                       c->queue_len, MAX_QUEUE);
+    if ((unsigned)c->kv_type >= KV_TYPE_END)
+        return err_set(e, ERR_USAGE, "unknown KV type number %d", (int)c->kv_type);
+    if (c->n_threads < 0)
+        return err_set(e, ERR_USAGE, "the number of threads cannot be %d", c->n_threads);
+    return 0;
+}
+
+static int settle_ctx(struct limits *l, const struct model *m, const struct engine_config *c,
+                      struct err *e)
+{
+    const char *arch = m->arch->name;
+    uint32_t most = m->hp.n_ctx_train;
+    if (m->window && m->window < most)
+        most = m->window;
+    l->n_ctx = c->n_ctx ? c->n_ctx : MIN(most, (uint32_t)DEFAULT_CTX);
+    if (l->n_ctx <= most)
+        return 0;
+    if (most == m->hp.n_ctx_train)
+        return err_set(e, ERR_LIMIT,
+                       "a context of %u is more than the %u tokens that the model states "
+                       "(%s.context_length); use --ctx %u or less",
+                       l->n_ctx, most, arch, most);
+    return err_set(e, ERR_UNSUPPORTED,
+                   "a context of %u is more than the sliding window of %u "
+                   "(%s.attention.sliding_window), which is not supported; use --ctx %u or less",
+                   l->n_ctx, most, arch, most);
+}
+
+static int settle_limits(struct limits *l, const struct model *m, const struct engine_config *c,
+                         struct err *e)
+{
+    if (check_config(c, e) || settle_ctx(l, m, c, e))
+        return -1;
+    l->n_seqs = c->n_seqs ? c->n_seqs : 1;
+    l->max_batch = c->max_batch ? c->max_batch : DEFAULT_BATCH;
+    l->max_out = MIN(l->max_batch, MAX(l->n_seqs, (uint32_t)MIN_OUT));
+    l->queue_len = c->queue_len ? c->queue_len : DEFAULT_QUEUE;
+    l->kv_type = c->kv_type;
+    l->pages_per_seq = l->n_ctx / KV_PAGE_TOKENS + (l->n_ctx % KV_PAGE_TOKENS != 0);
+    if (mul_over(l->pages_per_seq, l->n_seqs, &l->n_pages) || l->n_pages > INT32_MAX)
+        return err_set(e, ERR_LIMIT, "%u sequences of %u tokens are too many; use less --ctx",
+                       l->n_seqs, l->n_ctx);
+    return 0;
+}
+
+/* ---- weights ---- */
+
+struct tensor_reader {
+    struct model_file *f;
+    const struct gguf_tensor *t;
+};
+
+static int read_tensor(void *user, void *dst, uint64_t offset, size_t n, struct err *e)
+{
+    const struct tensor_reader *r = user;
+    return model_file_read(r->f, r->t, dst, offset, n, e);
+}
+
+static struct weight_src weight_source(struct tensor_reader *r, bool vector)
+{
+    const struct gguf_tensor *t = r->t;
+    return (struct weight_src){
+        .name = t->name,
+        .type = t->type,
+        .n_in = (int64_t)t->ne[0],
+        .n_out = vector ? 0 : (int64_t)t->ne[1],
+        .map = model_file_map(r->f, t),
+        .read = read_tensor,
+        .user = r,
+    };
+}
+
+/* The factors are part of the plan, not a weight: there is no op that could read them. */
+static int read_rope_freqs(struct model *m, struct model_file *f, struct err *e)
+{
+    const struct gguf_tensor *t = model_tensor_at(m, ROLE_ROPE_FREQS, 0)->t;
+    if (!t)
+        return 0;
+    size_t n = m->hp.n_rot / 2;
+    void *raw = mem_alloc(t->n_bytes);
+    m->rope_freqs = mem_array(n, sizeof *m->rope_freqs);
+    int rc = -1;
+    if (!raw || !m->rope_freqs) {
+        err_set(e, ERR_MEMORY, "out of memory for tensor %s", t->name);
+        goto out;
+    }
+    if (model_file_read(f, t, raw, 0, t->n_bytes, e))
+        goto out;
+    gguf_dtype_find(t->type)->to_f32(m->rope_freqs, raw, n);
+    for (size_t i = 0; i < n; i++) {
+        if (isfinite(m->rope_freqs[i]) && m->rope_freqs[i] > 0)
+            continue;
+        err_set(e, ERR_CORRUPT, "tensor %s: factor %zu is %g; it must be finite and above 0",
+                t->name, i, (double)m->rope_freqs[i]);
+        goto out;
+    }
+    rc = 0;
+out:
+    mem_free(raw);
+    return rc;
+}
+
+static uint64_t count_weight_bytes(const struct loaded *ld, struct model_file *f)
+{
+    uint64_t sum = 0;
+    size_t n = model_n_tensors(&ld->model);
+    for (size_t i = 0; i < n; i++) {
+        struct tensor_reader r = {f, ld->model.tensors[i].t};
+        if (!r.t || i == ROLE_ROPE_FREQS)
+            continue;
+        struct weight_src src = weight_source(&r, model_tensor_is_vector(i));
+        if (add_over(sum, ld->be->weight_bytes(ld->dev, &src), &sum))
+            return UINT64_MAX;
+    }
+    return sum;
+}
+
+static int load_weights(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                        struct err *e)
+{
+    size_t n = model_n_tensors(&ld->model);
+    uint64_t done = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct model_tensor *mt = &ld->model.tensors[i];
+        struct tensor_reader r = {f, mt->t};
+        if (!r.t || i == ROLE_ROPE_FREQS)
+            continue;
+        struct weight_src src = weight_source(&r, model_tensor_is_vector(i));
+        if (ld->be->load(ld->dev, &mt->w, &src, e))
+            return -1;
+        done += r.t->n_bytes;
+        if (c->progress && !c->quiet_load && c->progress(c->user, done, ld->model.n_bytes))
+            return err_set(e, ERR_CANCELLED, "loading was cancelled");
+    }
+    return 0;
+}
+
+/* ---- placement ---- */
+
+static const char *human(char out[32], uint64_t bytes)
+{
+    if (bytes >= (1u << 30))
+        snprintf(out, 32, "%.2f GiB", (double)bytes / (1u << 30));
+    else
+        snprintf(out, 32, "%.1f MiB", (double)bytes / (1u << 20));
+    return out;
+}
+
+/* What would fit: KV grows with the context, weights and scratch stay. */
+static void suggest(char *out, size_t n, const struct engine_placement *p)
+{
+    uint64_t fixed = p->weight_bytes + p->scratch_bytes, ctx = 0;
+    if (fixed < p->free_bytes && p->kv_bytes && p->n_pages) {
+        double per_page = (double)p->kv_bytes / p->n_pages;
+        ctx = (uint64_t)((double)(p->free_bytes - fixed) / per_page / p->n_seqs) * KV_PAGE_TOKENS;
+    }
+    if (ctx >= 256)
+        snprintf(out, n, "--ctx %" PRIu64 "%s would fit", MIN(ctx, (uint64_t)p->n_ctx),
+                 p->n_seqs > 1 ? " (or fewer sequences)" : "");
+    else if (p->n_seqs > 1)
+        snprintf(out, n, "use fewer sequences, a smaller quantization or a larger machine");
+    else
+        snprintf(out, n, "use a smaller quantization or a larger machine");
+}
+
+static int check_fits(const struct engine_placement *p, struct err *e)
+{
+    uint64_t need;
+    if (add_over(p->weight_bytes, p->kv_bytes, &need) || add_over(need, p->scratch_bytes, &need))
+        need = UINT64_MAX;
+    if (need <= p->free_bytes)
+        return 0;
+    char all[32], w[32], kv[32], scratch[32], left[32], hint[128];
+    suggest(hint, sizeof hint, p);
+    return err_set(e, ERR_MEMORY,
+                   "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s) but %.80s "
+                   "has %s free; %s",
+                   human(all, need), human(w, p->weight_bytes), human(kv, p->kv_bytes), p->n_seqs,
+                   p->n_ctx, human(scratch, p->scratch_bytes), p->device,
+                   human(left, p->free_bytes), hint);
+}
+
+static int open_device(struct loaded *ld, const struct engine_config *c, struct err *e)
+{
+    struct device_info info[16] = {0};
+    int n = ld->be->probe(info, ARRAY_LEN(info)), at = 0;
+    n = MIN(n, (int)ARRAY_LEN(info));
+    while (at < n && !info[at].usable)
+        at++;
+    if (at >= n)
+        return err_set(e, ERR_DEVICE, "backend '%s' has no usable device: %s", ld->be->name,
+                       n > 0 ? info[0].why_not : "none was found");
+    struct device_config dc = {.n_threads = c->n_threads};
+    if (ld->be->open(&ld->dev, at, &dc, e))
+        return -1;
+    snprintf(ld->placement.device, sizeof ld->placement.device, "%s", info[at].name);
+    ld->placement.free_bytes = info[at].free_bytes;
+    return 0;
+}
+
+int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                 const struct backend *be, struct err *e)
+{
+    struct arena sizing = {0};
+    struct plan plan;
+    int rc = -1;
+    ld->be = be;
+    if (model_describe(&ld->model, model_file_gguf(f), e) ||
+        settle_limits(&ld->lim, &ld->model, c, e) || open_device(ld, c, e) ||
+        plan_build(&plan, &sizing, &ld->model, &ld->lim, e))
+        goto out;
+    struct engine_placement *p = &ld->placement;
+    p->n_ctx = ld->lim.n_ctx;
+    p->n_seqs = ld->lim.n_seqs;
+    p->n_pages = ld->lim.n_pages;
+    p->weight_bytes = count_weight_bytes(ld, f);
+    be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
+    rc = check_fits(p, e);
+out:
+    if (rc)
+        err_prefix(e, "%.120s", model_file_name(f));
+    arena_fini(&sizing);
+    return rc;
+}
+
+int loaded_fill(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                struct err *e)
+{
+    if (read_rope_freqs(&ld->model, f, e) || load_weights(ld, f, c, e) ||
+        plan_build(&ld->plan, &ld->arena, &ld->model, &ld->lim, e) ||
+        ld->be->prepare(ld->dev, &ld->exec, &ld->plan, e)) {
+        if (!e || e->code != ERR_CANCELLED)
+            err_prefix(e, "%.120s", model_file_name(f));
+        return -1;
+    }
+    return 0;
+}
+
+void loaded_fini(struct loaded *ld)
+{
+    if (ld->exec)
+        ld->be->exec_free(ld->exec);
+    if (ld->dev)
+        ld->be->close(ld->dev);
+    model_fini(&ld->model);
+    arena_fini(&ld->arena);
+    *ld = (struct loaded){0};
+}
+
+int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
+                 struct err *e)
+{
+    const struct backend *be;
+    struct loaded ld = {0};
+    if (backend_choose(&be, c->backend, e))
+        return -1;
+    int rc = loaded_place(&ld, f, c, be, e);
+    *p = ld.placement;
+    loaded_fini(&ld);
+    return rc;
+}

@@ -1,0 +1,906 @@
+/* The engine on a backend that computes nothing (scheduling, text, limits, reuse, cancelling, memory)
+ * and on the CPU backend behind a spy that holds it to the bit-for-bit rule. */
+#include "engine/engine_internal.h"
+#include "tests/unit/unit.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* ---- a backend that computes nothing: its KV holds token ids, its logits point at one token. The
+ * next token is the script's or a hash of all that the row sees through its pages, so that a wrong
+ * page, position or order changes the answer ---- */
+
+static struct {
+    uint64_t free_bytes;    /* what probe says */
+    const int32_t *script;  /* the token after position p is script[p - script_at]; NULL: the hash */
+    int32_t script_at;
+    atomic_int fail_run;    /* the n-th run from now fails; 0: none */
+    atomic_int step_us;     /* how long a run takes */
+    bool nan_logits;
+    atomic_bool shut;       /* runs wait while it is */
+    /* what was seen */
+    atomic_int n_runs, n_copies, max_seqs, max_rows;
+    uint64_t allocs_at;     /* mem_alloc_count at the end of the last run with one row */
+    atomic_int n_decode_runs, n_decode_allocs;
+} fake;
+
+struct exec {
+    struct plan plan;
+    int32_t *kv; /* [n_pages][KV_PAGE_TOKENS] */
+};
+
+static int fake_probe(struct device_info *out, int max)
+{
+    if (max > 0)
+        *out = (struct device_info){.name = "fake: no device", .free_bytes = fake.free_bytes,
+                                    .total_bytes = fake.free_bytes, .usable = true};
+    return 1;
+}
+
+static int fake_open(struct device **out, int index, const struct device_config *c, struct err *e)
+{
+    *out = mem_alloc(1);
+    return 0;
+}
+
+static void fake_close(struct device *d)
+{
+    mem_free(d);
+}
+
+static uint64_t fake_weight_bytes(struct device *d, const struct weight_src *src)
+{
+    return 1000;
+}
+
+static int fake_load(struct device *d, struct weight **out, const struct weight_src *src,
+                     struct err *e)
+{
+    static char any;
+    *out = (struct weight *)&any;
+    return 0;
+}
+
+static void fake_plan_bytes(struct device *d, const struct plan *p, uint64_t *kv, uint64_t *scratch)
+{
+    *kv = (uint64_t)p->n_pages * 32000;
+    *scratch = 5000;
+}
+
+static int fake_prepare(struct device *d, struct exec **out, const struct plan *p, struct err *e)
+{
+    struct exec *x = mem_zalloc(sizeof *x);
+    x->plan = *p;
+    x->kv = mem_array((size_t)p->n_pages * KV_PAGE_TOKENS, sizeof *x->kv);
+    *out = x;
+    return 0;
+}
+
+static void fake_exec_free(struct exec *x)
+{
+    mem_free(x->kv);
+    mem_free(x);
+}
+
+static int32_t *fake_cell(struct exec *x, const struct batch_seq *q, int32_t pos)
+{
+    int32_t page = q->pages[pos / KV_PAGE_TOKENS];
+    CHECK(page >= 0 && page < x->plan.n_pages);
+    return &x->kv[page * KV_PAGE_TOKENS + pos % KV_PAGE_TOKENS];
+}
+
+static int32_t fake_next(struct exec *x, const struct batch_seq *q, int32_t pos)
+{
+    if (fake.script)
+        return pos < fake.script_at ? 0 : fake.script[pos - fake.script_at];
+    uint64_t h = 1;
+    for (int32_t p = 0; p <= pos; p++)
+        h = (h ^ (uint64_t)*fake_cell(x, q, p)) * 0x9e3779b97f4a7c15u + (uint64_t)p;
+    return 3 + (int32_t)((h >> 33) % (uint64_t)(x->plan.n_vocab - 3));
+}
+
+static void count_allocs(const struct batch *b)
+{
+    uint64_t now = mem_alloc_count();
+    if (b->n_rows == 1 && fake.allocs_at) {
+        fake.n_decode_runs++;
+        fake.n_decode_allocs += (int)(now - fake.allocs_at);
+    }
+    fake.allocs_at = b->n_rows == 1 ? now : 0;
+}
+
+static int fake_run(struct exec *x, const struct batch *b, struct err *e)
+{
+    while (fake.shut)
+        usleep(100);
+    if (fake.step_us)
+        usleep((useconds_t)fake.step_us);
+    count_allocs(b);
+    fake.n_runs++;
+    fake.max_seqs = MAX(fake.max_seqs, b->n_seqs);
+    fake.max_rows = MAX(fake.max_rows, b->n_rows);
+    CHECK(b->n_rows > 0 && b->n_rows <= x->plan.max_batch && b->n_want <= x->plan.max_out);
+    if (fake.fail_run && --fake.fail_run == 0)
+        return err_set(e, ERR_DEVICE, "the fake device failed, as asked");
+    int32_t w = 0;
+    for (int32_t s = 0; s < b->n_seqs; s++) {
+        const struct batch_seq *q = &b->seqs[s];
+        CHECK(q->pos >= 0 && q->n_rows > 0 && q->pos + q->n_rows <= x->plan.n_ctx);
+        for (int32_t i = 0; i < q->n_rows; i++)
+            *fake_cell(x, q, q->pos + i) = b->ids[q->first_row + i];
+        for (; w < b->n_want && b->want[w] < q->first_row + q->n_rows; w++) {
+            float *logits = b->logits + (size_t)w * (size_t)x->plan.n_vocab;
+            for (int32_t v = 0; v < x->plan.n_vocab; v++)
+                logits[v] = fake.nan_logits ? __builtin_nanf("") : 0;
+            logits[fake_next(x, q, q->pos + b->want[w] - q->first_row)] += 100;
+        }
+    }
+    CHECK(w == b->n_want);
+    return 0;
+}
+
+static void fake_kv_copy(struct exec *x, int32_t to, int32_t from)
+{
+    fake.n_copies++;
+    memcpy(&x->kv[to * KV_PAGE_TOKENS], &x->kv[from * KV_PAGE_TOKENS],
+           KV_PAGE_TOKENS * sizeof *x->kv);
+}
+
+static const char *fake_describe(struct device *d)
+{
+    return "fake";
+}
+
+static const struct backend backend_fake = {
+    .name = "fake",
+    .probe = fake_probe,
+    .open = fake_open,
+    .close = fake_close,
+    .weight_bytes = fake_weight_bytes,
+    .load = fake_load,
+    .plan_bytes = fake_plan_bytes,
+    .prepare = fake_prepare,
+    .exec_free = fake_exec_free,
+    .run = fake_run,
+    .kv_copy = fake_kv_copy,
+    .describe = fake_describe,
+};
+
+/* ---- helpers ---- */
+
+enum { N_CTX = 512, BYTE0 = 3 }; /* of the model: context, and the token of byte 0 */
+
+static bool open_model(struct engine **en, const char *rel, const struct backend *be,
+                       const struct engine_config *c, struct err *e)
+{
+    const char *path = unit_shared(rel);
+    struct model_file *f = NULL;
+    *en = NULL;
+    if (!path || !OK_CALL(model_file_open(&f, NULL, path, e), *e))
+        return false;
+    int rc = engine_open_on(en, f, c, be, e);
+    model_file_close(f);
+    return rc == 0;
+}
+
+static struct engine *fake_engine(const struct engine_config *c)
+{
+    struct engine *en;
+    struct err e = {0};
+    memset((void *)&fake, 0, sizeof fake);
+    fake.free_bytes = 1u << 30;
+    if (!open_model(&en, "cases/loader/ok-base.gguf", &backend_fake, c, &e))
+        OK_MSG(!e.code, "%s", e.msg);
+    return en;
+}
+
+struct client { /* one request and what came back */
+    struct request r;
+    int32_t ids[N_CTX], got[N_CTX + 1];
+    size_t n_got;
+    struct buf text;
+    bool whole; /* every piece was whole characters */
+    atomic_bool done;
+    struct request_stats stats;
+    struct engine *cancel_in; /* cancel from on_token after cancel_at tokens */
+    size_t cancel_at;
+};
+
+static void client_token(void *user, int32_t id, const char *text, size_t n)
+{
+    struct client *c = user;
+    c->got[c->n_got++] = id;
+    buf_put(&c->text, text, n);
+    c->whole = c->whole && utf8_valid(text, n);
+    if (c->cancel_in && c->n_got == c->cancel_at)
+        engine_cancel(c->cancel_in, &c->r);
+}
+
+static void client_done(void *user, const struct request_stats *s)
+{
+    struct client *c = user;
+    c->stats = *s;
+    c->done = true;
+}
+
+static void client_init(struct client *c, size_t n_ids, uint64_t seed, uint32_t max_tokens)
+{
+    memset((void *)c, 0, sizeof *c);
+    c->whole = true;
+    for (size_t i = 0; i < n_ids; i++)
+        c->ids[i] = BYTE0 + (int32_t)(unit_rand(&seed) % 256);
+    c->r = (struct request){.ids = c->ids, .n_ids = n_ids, .max_tokens = max_tokens,
+                            .ignore_eog = true, .on_token = client_token,
+                            .on_done = client_done, .user = c};
+    sample_defaults(&c->r.sample);
+    c->r.sample.temperature = 0;
+    buf_puts(&c->text, "");
+}
+
+static bool client_wait(struct client *c)
+{
+    for (int i = 0; i < 120000 && !c->done; i++)
+        usleep(1000);
+    return OK(c->done);
+}
+
+static bool client_run(struct client *c, struct engine *en)
+{
+    struct err e = {0};
+    return OK_CALL(engine_submit(en, &c->r, &e), e) && client_wait(c);
+}
+
+static void client_fini(struct client *c)
+{
+    buf_fini(&c->text);
+}
+
+/* Run text as the answer to a prompt of one token; returns what came out. */
+static void run_text(struct client *c, const char *answer, uint32_t max_tokens,
+                     const char *const *stop, size_t n_stop)
+{
+    static int32_t script[N_CTX];
+    struct engine_config cfg = {0};
+    struct engine *en = fake_engine(&cfg);
+    for (size_t i = 0; answer[i]; i++)
+        script[i] = BYTE0 + (unsigned char)answer[i];
+    script[strlen(answer)] = 2; /* </s> */
+    fake.script = script;
+    client_init(c, 1, 1, max_tokens);
+    c->r.ignore_eog = false;
+    c->r.stop = stop;
+    c->r.n_stop = n_stop;
+    if (en)
+        client_run(c, en);
+    engine_close(en);
+}
+
+/* ---- text ---- */
+
+static void test_stop_string_across_tokens_ends_the_answer_and_never_shows(void)
+{
+    static const char *const stop[] = {"###", "<END>"};
+    struct client c;
+    run_text(&c, "one <EN two # <END> three", 0, stop, 2);
+    OK_MSG(!strcmp(buf_str(&c.text), "one <EN two # "), "'%s'", buf_str(&c.text));
+    OK(c.stats.finish == FINISH_STOP_STRING);
+    OK(c.stats.n_generated == strlen("one <EN two # <END>"));
+    client_fini(&c);
+}
+
+static void test_held_text_comes_out_when_no_stop_string_follows(void)
+{
+    static const char *const stop[] = {"<END>"};
+    struct client c;
+    run_text(&c, "ab<EN", 0, stop, 1);
+    OK_MSG(!strcmp(buf_str(&c.text), "ab<EN"), "'%s'", buf_str(&c.text));
+    OK(c.stats.finish == FINISH_STOP);
+    client_fini(&c);
+    run_text(&c, "ab<END>", 4, stop, 1);
+    OK_MSG(!strcmp(buf_str(&c.text), "ab<E"), "'%s'", buf_str(&c.text));
+    OK(c.stats.finish == FINISH_LENGTH && c.stats.n_generated == 4);
+    client_fini(&c);
+}
+
+static void test_text_comes_in_whole_characters(void)
+{
+    struct client c;
+    run_text(&c, "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80!", 0, NULL, 0);
+    OK_MSG(!strcmp(buf_str(&c.text), "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80!"), "'%s'",
+           buf_str(&c.text));
+    OK(c.whole && c.stats.finish == FINISH_STOP);
+    client_fini(&c);
+    run_text(&c, "a\xf0\x9f\x98\x80", 3, NULL, 0); /* cut inside the character */
+    OK_MSG(!strcmp(buf_str(&c.text), "a\xef\xbf\xbd"), "'%s'", buf_str(&c.text));
+    OK(c.whole && c.stats.finish == FINISH_LENGTH);
+    client_fini(&c);
+}
+
+static void test_stop_find_says_what_must_be_held(void)
+{
+    static const char *const stop[] = {"abab", "x"};
+    static const size_t len[] = {4, 1};
+    size_t hold;
+    OK(stop_find(&hold, "zabab", 5, stop, len, 2) == 1);
+    OK(stop_find(&hold, "zababx", 6, stop, len, 2) == 1);
+    OK(stop_find(&hold, "zxabab", 6, stop, len, 2) == 1);
+    OK(stop_find(&hold, "zaba", 4, stop, len, 2) == -1 && hold == 3);
+    OK(stop_find(&hold, "zabab" + 1, 3, stop, len, 1) == -1 && hold == 3);
+    OK(stop_find(&hold, "abaab", 5, stop, len, 1) == -1 && hold == 2);
+    OK(stop_find(&hold, "b", 1, stop, len, 2) == -1 && hold == 0);
+    OK(stop_find(&hold, "", 0, stop, len, 2) == -1 && hold == 0);
+}
+
+/* ---- limits ---- */
+
+static void test_answer_ends_where_the_context_is_full(void)
+{
+    struct engine_config cfg = {.n_ctx = 40};
+    struct engine *en = fake_engine(&cfg);
+    struct client c;
+    client_init(&c, 33, 1, 0);
+    if (en && client_run(&c, en)) {
+        OK(c.stats.finish == FINISH_CONTEXT);
+        OK_MSG(c.stats.n_generated == 7, "%u tokens", c.stats.n_generated);
+    }
+    client_fini(&c);
+    engine_close(en);
+}
+
+static void test_bad_requests_are_refused_by_name(void)
+{
+    static const char *const empty[] = {"a", ""};
+    struct engine_config cfg = {.n_ctx = 64};
+    struct engine *en = fake_engine(&cfg);
+    struct client c;
+    client_init(&c, 65, 1, 1);
+    struct err e[6] = {0};
+    if (!en)
+        return;
+    OK(engine_submit(en, &c.r, &e[0]) && e[0].code == ERR_LIMIT);
+    OK_MSG(strstr(e[0].msg, "65") && strstr(e[0].msg, "64"), "%s", e[0].msg);
+    c.r.n_ids = 64;
+    OK(engine_submit(en, &c.r, &e[1]) && e[1].code == ERR_LIMIT);
+    c.r.n_ids = 0;
+    OK(engine_submit(en, &c.r, &e[2]) && e[2].code == ERR_USAGE);
+    c.r.n_ids = 2;
+    c.ids[1] = 283;
+    OK(engine_submit(en, &c.r, &e[3]) && e[3].code == ERR_USAGE && strstr(e[3].msg, "283"));
+    c.ids[1] = 282;
+    c.r.stop = empty;
+    c.r.n_stop = 2;
+    OK(engine_submit(en, &c.r, &e[4]) && strstr(e[4].msg, "stop string 2 is empty"));
+    c.r.n_stop = 0;
+    c.r.sample.top_p = -1;
+    OK(engine_submit(en, &c.r, &e[5]) && strstr(e[5].msg, "top_p"));
+    client_fini(&c);
+    engine_close(en);
+}
+
+static void wait_for_active(struct engine *en, uint32_t n)
+{
+    struct engine_counters k = {0};
+    for (int t = 0; t < 10000 && k.n_active != n; t++) {
+        usleep(500);
+        engine_counters(en, &k);
+    }
+    OK(k.n_active == n);
+}
+
+static void test_full_queue_refuses_and_the_others_are_answered(void)
+{
+    enum { N = 5 };
+    struct engine_config cfg = {.n_seqs = 1, .queue_len = 3};
+    struct engine *en = fake_engine(&cfg);
+    struct client c[N];
+    struct err e = {0};
+    for (int i = 0; i < N; i++)
+        client_init(&c[i], 4, (uint64_t)i, 3);
+    if (en) {
+        fake.shut = true; /* the first one's step is held, three wait */
+        OK_CALL(engine_submit(en, &c[0].r, &e), e);
+        wait_for_active(en, 1);
+        for (int i = 1; i < 4; i++)
+            OK_CALL(engine_submit(en, &c[i].r, &e), e);
+        OK(engine_submit(en, &c[4].r, &e) && e.code == ERR_FULL && strstr(e.msg, "3 requests"));
+        fake.shut = false;
+        for (int i = 0; i < 4; i++)
+            OK(client_wait(&c[i]) && c[i].stats.finish == FINISH_LENGTH && c[i].n_got == 3);
+        OK(!c[4].done);
+    }
+    engine_close(en);
+    for (int i = 0; i < N; i++)
+        client_fini(&c[i]);
+}
+
+static void test_what_does_not_fit_is_refused_with_what_would(void)
+{
+    struct engine *en;
+    struct err e = {0}, e2 = {0}, e3 = {0};
+    struct engine_config cfg = {.n_ctx = 512}, more = {.n_ctx = 513};
+    const char *rel = "cases/loader/ok-base.gguf";
+    if (!unit_shared(rel))
+        return;
+    fake_engine(&cfg);
+    fake.free_bytes = 11000 + 5000 + 8 * 32000 + 7; /* weights, scratch and KV for 8 pages */
+    OK(!open_model(&en, rel, &backend_fake, &cfg, &e) && e.code == ERR_MEMORY);
+    OK_MSG(strstr(e.msg, "--ctx 256") && strstr(e.msg, "0.5 MiB"), "%s", e.msg);
+    fake.free_bytes = 100;
+    OK(!open_model(&en, rel, &backend_fake, &cfg, &e2) && strstr(e2.msg, "smaller quantization"));
+    OK(!open_model(&en, rel, &backend_fake, &more, &e3) && e3.code == ERR_LIMIT);
+    OK_MSG(strstr(e3.msg, "513") && strstr(e3.msg, "512"), "%s", e3.msg);
+}
+
+/* ---- scheduling ---- */
+
+static void test_answers_do_not_depend_on_load_or_chunks(void)
+{
+    enum { N = 20 };
+    static struct client c[N];
+    int32_t want[N][8];
+    for (int pass = 0; pass < 5; pass++) {
+        struct engine_config cfg = {.n_seqs = pass ? 6 : 1,
+                                    .max_batch = (uint32_t[]){512, 1, 7, 64, 3}[pass]};
+        struct engine *en = fake_engine(&cfg);
+        struct err e = {0};
+        for (int i = 0; i < N; i++)
+            client_init(&c[i], 5 + (size_t)(i * 37 % 90), (uint64_t)i, 8);
+        for (int i = 0; en && i < N; i++) {
+            OK_CALL(engine_submit(en, &c[i].r, &e), e);
+            if (!pass)
+                client_wait(&c[i]);
+        }
+        for (int i = 0; en && i < N; i++) {
+            OK(client_wait(&c[i]) && c[i].n_got == 8);
+            if (!pass)
+                memcpy(want[i], c[i].got, sizeof want[i]);
+            OK_MSG(!memcmp(want[i], c[i].got, sizeof want[i]), "pass %d request %d", pass, i);
+            client_fini(&c[i]);
+        }
+        if (en && pass) {
+            OK(fake.max_rows <= (int)cfg.max_batch);
+            OK_MSG(fake.max_seqs > 1 || pass == 1, "pass %d: never more than one", pass);
+        }
+        engine_close(en);
+    }
+}
+
+static void test_long_prompt_does_not_stop_a_decoding_sequence(void)
+{
+    struct engine_config cfg = {.n_seqs = 2, .max_batch = 16};
+    struct engine *en = fake_engine(&cfg);
+    struct client a, b;
+    client_init(&a, 4, 1, 400);
+    client_init(&b, 480, 2, 1);
+    struct err e = {0};
+    if (en) {
+        fake.step_us = 200;
+        OK_CALL(engine_submit(en, &a.r, &e), e);
+        while (fake.n_runs < 10)
+            usleep(100);
+        int before = fake.n_runs;
+        OK_CALL(engine_submit(en, &b.r, &e), e);
+        client_wait(&b);
+        int steps = fake.n_runs - before;
+        client_wait(&a);
+        OK_MSG(steps >= 32 && steps < 60, "%d steps", steps); /* 15 rows a step are left: 32 */
+        OK(a.n_got == 400);
+        OK_MSG(fake.n_runs <= 404, "%d runs", fake.n_runs); /* a took part in each of them */
+    }
+    engine_close(en);
+    client_fini(&a);
+    client_fini(&b);
+}
+
+static void test_token_loop_allocates_nothing(void)
+{
+    struct engine_config cfg = {0};
+    struct engine *en = fake_engine(&cfg);
+    static const char *const stop[] = {"never to be seen"};
+    struct client c;
+    client_init(&c, 30, 5, 80);
+    c.r.stop = stop;
+    c.r.n_stop = 1;
+    c.r.on_token = NULL;
+    if (en && client_run(&c, en)) {
+        OK_MSG(fake.n_decode_runs >= 64, "%d runs", fake.n_decode_runs);
+        OK_MSG(fake.n_decode_allocs == 0, "%d allocations", fake.n_decode_allocs);
+    }
+    client_fini(&c);
+    engine_close(en);
+}
+
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+static void test_idle_engine_takes_no_cpu(void)
+{
+    struct engine_config cfg = {0};
+    struct engine *en = fake_engine(&cfg);
+    struct client c;
+    client_init(&c, 3, 1, 3);
+    if (en && client_run(&c, en)) {
+        usleep(20000);
+        double before = cpu_seconds();
+        usleep(300000);
+        OK(cpu_seconds() - before < 0.01);
+    }
+    client_fini(&c);
+    engine_close(en);
+}
+
+/* ---- ends ---- */
+
+static void test_device_error_ends_its_requests_and_no_others(void)
+{
+    struct engine_config cfg = {.n_seqs = 2};
+    struct engine *en = fake_engine(&cfg);
+    struct client c, d;
+    client_init(&c, 40, 1, 8);
+    client_init(&d, 40, 1, 8);
+    if (en) {
+        fake.fail_run = 4;
+        client_run(&c, en);
+        OK(c.stats.finish == FINISH_ERROR && c.n_got == 3 && c.stats.err.code == ERR_DEVICE);
+        client_run(&d, en);
+        OK(d.stats.finish == FINISH_LENGTH && d.n_got == 8);
+        OK(d.stats.n_cached == 0); /* what a failed step wrote is not trusted */
+        OK(!memcmp(c.got, d.got, 3 * sizeof *c.got));
+        client_fini(&d);
+        client_init(&d, 9, 2, 8);
+        fake.nan_logits = true;
+        client_run(&d, en);
+        OK(d.stats.finish == FINISH_ERROR && d.n_got == 0);
+    }
+    engine_close(en);
+    client_fini(&c);
+    client_fini(&d);
+}
+
+static void test_cancel_works_in_every_state(void)
+{
+    struct engine_config cfg = {.n_seqs = 1, .max_batch = 4};
+    struct engine *en = fake_engine(&cfg);
+    struct client waits, prompt, decode;
+    struct err e = {0};
+    client_init(&decode, 4, 1, 100);
+    client_init(&prompt, 400, 2, 100);
+    client_init(&waits, 4, 3, 100);
+    if (en) {
+        decode.cancel_in = en;
+        decode.cancel_at = 5;
+        client_run(&decode, en);
+        OK(decode.stats.finish == FINISH_CANCELLED && decode.n_got == 5);
+        engine_cancel(en, &decode.r); /* done already: nothing happens */
+        fake.step_us = 2000;
+        OK_CALL(engine_submit(en, &prompt.r, &e), e);
+        OK_CALL(engine_submit(en, &waits.r, &e), e);
+        engine_cancel(en, &waits.r);
+        client_wait(&waits);
+        OK(waits.stats.finish == FINISH_CANCELLED && !prompt.done);
+        int at = fake.n_runs;
+        engine_cancel(en, &prompt.r);
+        client_wait(&prompt);
+        OK(prompt.stats.finish == FINISH_CANCELLED && !prompt.n_got);
+        OK_MSG(fake.n_runs <= at + 1, "%d steps after the cancel", fake.n_runs - at);
+        struct engine_counters k;
+        engine_counters(en, &k);
+        OK(!k.n_active && !k.n_waiting && k.n_requests == 3);
+    }
+    engine_close(en);
+    client_fini(&waits);
+    client_fini(&prompt);
+    client_fini(&decode);
+}
+
+static void test_cancel_storm_loses_no_request_and_no_page(void)
+{
+    enum { N = 200 };
+    static struct client c[N];
+    struct engine_config cfg = {.n_seqs = 5, .max_batch = 16, .queue_len = N};
+    struct engine *en = fake_engine(&cfg);
+    uint64_t seed = 99;
+    struct err e = {0};
+    for (int i = 0; en && i < N; i++) {
+        client_init(&c[i], 1 + unit_rand(&seed) % 100, unit_rand(&seed) % 8, 20);
+        OK_CALL(engine_submit(en, &c[i].r, &e), e);
+        if (unit_rand(&seed) % 2)
+            engine_cancel(en, &c[unit_rand(&seed) % (uint64_t)(i + 1)].r);
+        if (unit_rand(&seed) % 8 == 0)
+            usleep(200);
+    }
+    int n_cancelled = 0;
+    for (int i = 0; en && i < N; i++) {
+        client_wait(&c[i]);
+        n_cancelled += c[i].stats.finish == FINISH_CANCELLED;
+        OK(c[i].stats.finish == FINISH_CANCELLED || c[i].n_got == 20);
+    }
+    if (en) {
+        struct client last;
+        OK(n_cancelled > 0);
+        client_init(&last, 511, 1234, 1);
+        client_run(&last, en);
+        OK(last.stats.finish == FINISH_LENGTH);
+        client_fini(&last);
+        for (uint32_t i = 0; i < 5; i++)
+            kv_seq_clear(&en->kv[i], &en->pool);
+        OK_MSG(en->pool.n_free == en->pool.n_pages, "%d of %d pages came back", en->pool.n_free,
+               en->pool.n_pages);
+    }
+    engine_close(en);
+    for (int i = 0; i < N; i++)
+        client_fini(&c[i]);
+}
+
+static void test_close_ends_what_runs_and_what_waits(void)
+{
+    struct engine_config cfg = {.n_seqs = 1};
+    struct engine *en = fake_engine(&cfg);
+    struct client c[3];
+    struct err e = {0};
+    for (int i = 0; i < 3; i++)
+        client_init(&c[i], 4, (uint64_t)i, 0);
+    if (en) {
+        fake.step_us = 1000;
+        for (int i = 0; i < 3; i++)
+            OK_CALL(engine_submit(en, &c[i].r, &e), e);
+        engine_close(en);
+        for (int i = 0; i < 3; i++)
+            OK(c[i].done && c[i].stats.finish == FINISH_CANCELLED);
+    }
+    for (int i = 0; i < 3; i++)
+        client_fini(&c[i]);
+}
+
+/* ---- reuse ---- */
+
+/* The next turn of c: its prompt, its answer, and n_more new tokens. */
+static void next_turn(struct client *next, const struct client *c, size_t n_more, uint64_t seed)
+{
+    client_init(next, c->r.n_ids + c->n_got + n_more, seed, c->r.max_tokens);
+    memcpy(next->ids, c->ids, c->r.n_ids * sizeof *c->ids);
+    memcpy(next->ids + c->r.n_ids, c->got, c->n_got * sizeof *c->got);
+}
+
+static void test_next_turn_reuses_kv_and_gives_the_same_answer(void)
+{
+    struct engine_config cfg = {0};
+    struct engine *en = fake_engine(&cfg);
+    struct client a, b, again;
+    client_init(&a, 50, 1, 30);
+    if (en && client_run(&a, en)) {
+        next_turn(&b, &a, 9, 7);
+        client_run(&b, en);
+        OK_MSG(b.stats.n_cached == 79, "%u of 79 tokens reused", b.stats.n_cached);
+        next_turn(&again, &a, 9, 7);
+        again.r.no_reuse = true;
+        client_run(&again, en);
+        OK(again.stats.n_cached == 0 && again.n_got == 30);
+        OK(!memcmp(again.got, b.got, 30 * sizeof *b.got));
+        client_fini(&again);
+        /* the very same prompt: all but its last token, and the branch is cut back */
+        client_init(&again, 50, 1, 30);
+        client_run(&again, en);
+        OK_MSG(again.stats.n_cached == 49, "%u", again.stats.n_cached);
+        OK(!memcmp(again.got, a.got, 30 * sizeof *a.got));
+        client_fini(&again);
+        client_fini(&b);
+    }
+    client_fini(&a);
+    engine_close(en);
+}
+
+static void test_shared_prefix_is_not_computed_twice_and_not_overwritten(void)
+{
+    struct engine_config cfg = {.n_seqs = 3};
+    struct engine *en = fake_engine(&cfg);
+    struct client a, b, c;
+    client_init(&a, 200, 1, 40);
+    client_init(&b, 120, 2, 40);
+    client_init(&c, 130, 3, 40);
+    memcpy(b.ids, a.ids, 100 * sizeof *a.ids); /* 100 = 3 whole pages and 4 tokens */
+    memcpy(c.ids, a.ids, 64 * sizeof *a.ids);
+    if (en && client_run(&a, en)) {
+        struct err e = {0};
+        OK_CALL(engine_submit(en, &b.r, &e), e);
+        OK_CALL(engine_submit(en, &c.r, &e), e);
+        OK(client_wait(&b) && client_wait(&c));
+        OK_MSG(b.stats.n_cached == 100, "%u", b.stats.n_cached);
+        OK_MSG(c.stats.n_cached == 64, "%u", c.stats.n_cached);
+        OK_MSG(fake.n_copies == 1, "%d pages copied", fake.n_copies);
+        /* a's own KV is whole still */
+        struct client turn, fresh[3];
+        next_turn(&turn, &a, 5, 9);
+        client_run(&turn, en);
+        OK_MSG(turn.stats.n_cached == 239, "%u", turn.stats.n_cached);
+        next_turn(&fresh[0], &a, 5, 9);
+        client_init(&fresh[1], 120, 2, 40);
+        memcpy(fresh[1].ids, b.ids, sizeof b.ids);
+        client_init(&fresh[2], 130, 3, 40);
+        memcpy(fresh[2].ids, c.ids, sizeof c.ids);
+        for (int i = 0; i < 3; i++) {
+            fresh[i].r.no_reuse = true;
+            client_run(&fresh[i], en);
+            const struct client *want = (const struct client *[]){&turn, &b, &c}[i];
+            OK_MSG(!memcmp(fresh[i].got, want->got, 40 * sizeof *want->got), "sequence %d", i);
+            client_fini(&fresh[i]);
+        }
+        client_fini(&turn);
+    }
+    client_fini(&a);
+    client_fini(&b);
+    client_fini(&c);
+    engine_close(en);
+}
+
+/* ---- the bit-for-bit rule, on the CPU backend ---- */
+
+/* The spy keeps what token is at each place of the KV, so that a row's whole history is known; the
+ * logits after a history must always be the same bits, whatever the engine's settings. */
+enum { SPY_SLOTS = 1 << 16 };
+static struct {
+    uint64_t key[SPY_SLOTS], bits[SPY_SLOTS];
+    int32_t n_known, n_again, n_differ;
+    int32_t *ids; /* [n_pages][KV_PAGE_TOKENS] */
+    int32_t n_vocab;
+} spy;
+
+static void spy_logits(uint64_t history, const float *logits)
+{
+    uint64_t bits = hash_xxh3(logits, (size_t)spy.n_vocab * sizeof *logits, 1).lo | 1;
+    size_t at = history % SPY_SLOTS;
+    while (spy.key[at] && spy.key[at] != history)
+        at = (at + 1) % SPY_SLOTS;
+    CHECK(spy.n_known < SPY_SLOTS / 2);
+    spy.n_known += !spy.key[at];
+    spy.n_again += spy.key[at] != 0;
+    spy.n_differ += spy.key[at] && spy.bits[at] != bits;
+    spy.key[at] = history;
+    spy.bits[at] = bits;
+}
+
+static int spy_prepare(struct device *d, struct exec **out, const struct plan *p, struct err *e)
+{
+    mem_free(spy.ids);
+    spy.ids = mem_array((size_t)p->n_pages * KV_PAGE_TOKENS, sizeof *spy.ids);
+    spy.n_vocab = p->n_vocab;
+    return backend_cpu.prepare(d, out, p, e);
+}
+
+static int32_t *spy_cell(const struct batch_seq *q, int32_t pos)
+{
+    return &spy.ids[q->pages[pos / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + pos % KV_PAGE_TOKENS];
+}
+
+static int spy_run(struct exec *x, const struct batch *b, struct err *e)
+{
+    int rc = backend_cpu.run(x, b, e);
+    int32_t w = 0;
+    for (int32_t s = 0; !rc && s < b->n_seqs; s++) {
+        const struct batch_seq *q = &b->seqs[s];
+        for (int32_t i = 0; i < q->n_rows; i++)
+            *spy_cell(q, q->pos + i) = b->ids[q->first_row + i];
+        for (; w < b->n_want && b->want[w] < q->first_row + q->n_rows; w++) {
+            int32_t history[N_CTX], n = q->pos + b->want[w] - q->first_row + 1;
+            for (int32_t p = 0; p < n; p++)
+                history[p] = *spy_cell(q, p);
+            spy_logits(hash_xxh3(history, (size_t)n * sizeof *history, 7).lo | 1,
+                       b->logits + (size_t)w * (size_t)spy.n_vocab);
+        }
+    }
+    return rc;
+}
+
+static void spy_kv_copy(struct exec *x, int32_t to, int32_t from)
+{
+    memcpy(&spy.ids[to * KV_PAGE_TOKENS], &spy.ids[from * KV_PAGE_TOKENS],
+           KV_PAGE_TOKENS * sizeof *spy.ids);
+    backend_cpu.kv_copy(x, to, from);
+}
+
+static bool isa_runs_here(const char *isa)
+{
+    struct device_info info = {0};
+    setenv("INGOT_ISA", isa, 1);
+    return backend_cpu.probe(&info, 1) > 0 && info.usable;
+}
+
+static void drop_logits(void *user, uint32_t pos, const float *logits)
+{
+}
+
+/* Seventeen requests with some prefixes in common, one of them wanting every position's logits. */
+static void run_crowd(const char *model, const struct engine_config *cfg)
+{
+    enum { N = 17 };
+    static struct client c[N];
+    struct backend be = backend_cpu;
+    struct engine *en;
+    struct err e = {0};
+    be.prepare = spy_prepare;
+    be.run = spy_run;
+    be.kv_copy = spy_kv_copy;
+    if (!open_model(&en, model, &be, cfg, &e)) {
+        OK_MSG(false, "%s", e.msg);
+        return;
+    }
+    for (int i = 0; i < N; i++) {
+        client_init(&c[i], 3 + (size_t)(i * 29 % 47), (uint64_t)(i % 11), 6);
+        if (i == 3)
+            c[i].r.on_logits = drop_logits;
+        c[i].r.no_reuse = i % 5 == 0;
+        OK_CALL(engine_submit(en, &c[i].r, &e), e);
+    }
+    for (int i = 0; i < N; i++) {
+        OK(client_wait(&c[i]) && c[i].n_got == 6);
+        client_fini(&c[i]);
+    }
+    engine_close(en);
+}
+
+static void test_logits_are_the_same_bits_in_any_batch(void)
+{
+    static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512vnni"};
+    static const char *const models[] = {"refs/llama-Q4_K_M_mix.gguf", "refs/qwen3.gguf"};
+    static const struct {
+        uint32_t n_seqs, max_batch;
+        int32_t n_threads;
+    } ways[] = {{1, 512, 1}, {1, 7, 2}, {17, 512, 1}, {17, 512, 2}, {17, 7, 1}, {17, 1, 2}};
+    for (size_t k = 0; k < ARRAY_LEN(isas) * ARRAY_LEN(models); k++) {
+        const char *isa = isas[k % ARRAY_LEN(isas)], *model = models[k / ARRAY_LEN(isas)];
+        if (!isa_runs_here(isa) || !unit_shared(model))
+            continue;
+        memset(&spy, 0, sizeof spy);
+        for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+            struct engine_config cfg = {.n_ctx = 256,
+                                        .n_threads = ways[i].n_threads,
+                                        .n_seqs = ways[i].n_seqs,
+                                        .max_batch = ways[i].max_batch,
+                                        .quiet_load = true};
+            run_crowd(model, &cfg);
+        }
+        OK_MSG(spy.n_again > 500, "only %d of them were seen again", spy.n_again);
+        OK_MSG(!spy.n_differ, "%s, %s: %d of %d logits differ", model, isa, spy.n_differ,
+               spy.n_again);
+        mem_free(spy.ids);
+        spy.ids = NULL;
+    }
+    unsetenv("INGOT_ISA");
+}
+
+int main(int argc, char **argv)
+{
+#define T(f) {#f, test_##f}
+    static const struct unit_test tests[] = {
+        T(stop_string_across_tokens_ends_the_answer_and_never_shows),
+        T(held_text_comes_out_when_no_stop_string_follows),
+        T(text_comes_in_whole_characters),
+        T(stop_find_says_what_must_be_held),
+        T(answer_ends_where_the_context_is_full),
+        T(bad_requests_are_refused_by_name),
+        T(full_queue_refuses_and_the_others_are_answered),
+        T(what_does_not_fit_is_refused_with_what_would),
+        T(answers_do_not_depend_on_load_or_chunks),
+        T(long_prompt_does_not_stop_a_decoding_sequence),
+        T(token_loop_allocates_nothing),
+        T(idle_engine_takes_no_cpu),
+        T(device_error_ends_its_requests_and_no_others),
+        T(cancel_works_in_every_state),
+        T(cancel_storm_loses_no_request_and_no_page),
+        T(close_ends_what_runs_and_what_waits),
+        T(next_turn_reuses_kv_and_gives_the_same_answer),
+        T(shared_prefix_is_not_computed_twice_and_not_overwritten),
+        T(logits_are_the_same_bits_in_any_batch),
+    };
+    log_threshold = LOG_ERROR;
+    return unit_main(argc, argv, tests, ARRAY_LEN(tests));
+}

@@ -1,0 +1,150 @@
+/* The whole engine against the reference models: every llama, qwen2 and qwen3 case whose block types
+ * ingot has, on every ISA level that this machine runs. Float files must agree to 1e-4; quantized
+ * ones to 1.3 times the rounding error that the reference implementation itself has. */
+#include "engine/engine_internal.h"
+#include "tests/unit/unit.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const cases[] = {
+    "llama",       "llama_tied",  "llama_rope3", "qwen2",        "qwen3",          "llama-F16",
+    "llama-BF16",  "llama-Q4_0",  "llama-Q4_1",  "llama-Q5_0",   "llama-Q8_0",     "llama-Q2_K",
+    "llama-Q3_K",  "llama-Q4_K",  "llama-Q5_K",  "llama-Q6_K",   "llama-Q2_K_mix", "llama-Q4_K_M_mix",
+    "llama-IQ4_NL", "llama-IQ4_XS",
+};
+static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512vnni"};
+
+struct ref {
+    struct ids ids;
+    struct buf logits; /* raw float32 [n_tokens][n_vocab] */
+    double rms_allowed; /* of a quantized file's difference; 0 for a float file */
+};
+
+static const char *ref_path(const char *name, const char *ext)
+{
+    char rel[128];
+    snprintf(rel, sizeof rel, "refs/%s%s", name, ext);
+    return unit_shared(rel);
+}
+
+static void ref_fini(struct ref *r)
+{
+    ids_fini(&r->ids);
+    buf_fini(&r->logits);
+}
+
+static bool ref_load(struct ref *r, const char *name)
+{
+    struct err e = {0};
+    struct buf text = {0};
+    json_error_t je;
+    const char *tokens = ref_path(name, ".tokens"), *json = ref_path(name, ".json");
+    if (!tokens || !json)
+        return false;
+    json_t *j = json_load_file(json, 0, &je);
+    json_t *rms = json_object_get(j, "quantized_activation_rms_diff");
+    r->rms_allowed = json_is_number(rms) ? 1.3 * json_number_value(rms) : 0;
+    json_decref(j);
+    const char *logits = ref_path(name, r->rms_allowed > 0 ? ".dequant.logits" : ".logits");
+    if (!logits || !OK_CALL(file_read_all(&text, tokens, 1 << 20, &e), e) ||
+        !OK_CALL(file_read_all(&r->logits, logits, 1 << 26, &e), e))
+        return false;
+    char *end;
+    for (const char *p = buf_str(&text); *p && *p != '\n'; p = end) {
+        ids_put(&r->ids, (int32_t)strtol(p, &end, 10));
+        end += strspn(end, " ");
+    }
+    buf_fini(&text);
+    return OK(r->ids.n > 0);
+}
+
+struct measured {
+    const float *want;
+    uint32_t n_vocab;
+    double sum_sq, max;
+    size_t n;
+};
+
+static void measure(void *user, uint32_t pos, const float *logits)
+{
+    struct measured *m = user;
+    for (uint32_t i = 0; i < m->n_vocab; i++) {
+        double d = fabs((double)logits[i] - (double)m->want[(size_t)pos * m->n_vocab + i]);
+        m->sum_sq += d * d;
+        m->max = d > m->max || isnan(d) ? d : m->max;
+    }
+    m->n++;
+}
+
+static bool engine_from(struct engine **en, const char *path, enum kv_type kv, struct err *e)
+{
+    struct model_file *f = NULL;
+    struct engine_config c = {.backend = "cpu", .kv_type = kv, .n_ctx = 256, .quiet_load = true};
+    int rc = model_file_open(&f, NULL, path, e);
+    rc = rc ? rc : engine_open(en, f, &c, e);
+    model_file_close(f);
+    return rc == 0;
+}
+
+static bool isa_runs_here(const char *isa)
+{
+    struct device_info info = {0};
+    setenv("INGOT_ISA", isa, 1);
+    return backend_cpu.probe(&info, 1) > 0 && info.usable;
+}
+
+static void run_case(const struct ref *r, const char *name, const char *path, const char *isa)
+{
+    struct err e = {0};
+    struct engine *en = NULL;
+    if (!OK_MSG(engine_from(&en, path, KV_F32, &e), "%s: %s", name, e.msg))
+        return;
+    struct measured m = {.want = (const float *)r->logits.data, .n_vocab = engine_info(en)->n_vocab};
+    struct request q = {.ids = r->ids.v, .n_ids = r->ids.n, .max_tokens = 1,
+                        .on_logits = measure, .user = &m};
+    struct request_stats stats;
+    sample_defaults(&q.sample);
+    if (OK(r->logits.n == r->ids.n * m.n_vocab * sizeof(float)) &&
+        OK_CALL(engine_run(en, &q, &stats, &e), e)) {
+        double rms = sqrt(m.sum_sq / ((double)m.n * m.n_vocab));
+        bool ok = r->rms_allowed > 0 ? rms <= r->rms_allowed : m.max <= 1e-4;
+        printf("  %-18s %-11s rms %.6f max %.6f  allowed %s %.6f%s\n", name, isa, rms, m.max,
+               r->rms_allowed > 0 ? "rms" : "max", r->rms_allowed > 0 ? r->rms_allowed : 1e-4,
+               ok ? "" : "  <-- over");
+        OK_MSG(ok, "%s on %s is over what is allowed", name, isa);
+        OK(m.n == r->ids.n);
+    }
+    engine_close(en);
+}
+
+static void test_logits_match_the_references_on_every_isa(void)
+{
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct ref r = {0};
+        const char *path = ref_path(cases[i], ".gguf");
+        if (!path || !ref_load(&r, cases[i])) {
+            ref_fini(&r);
+            return;
+        }
+        char copy[1024];
+        snprintf(copy, sizeof copy, "%s", path);
+        for (size_t k = 0; k < ARRAY_LEN(isas); k++) {
+            if (isa_runs_here(isas[k]))
+                run_case(&r, cases[i], copy, isas[k]);
+        }
+        unsetenv("INGOT_ISA");
+        ref_fini(&r);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct unit_test tests[] = {
+        {"logits_match_the_references_on_every_isa", test_logits_match_the_references_on_every_isa},
+    };
+    return unit_main(argc, argv, tests, ARRAY_LEN(tests));
+}
