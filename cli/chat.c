@@ -1,5 +1,6 @@
-/* The chat of `ingot run`: reads lines, answers them, and the slash commands. An error of one answer
- * ends that answer, never the chat. Owns the line editor and what the last answer measured. */
+/* The chat of `ingot run`: reads lines, answers them, and the slash commands. An error of one
+ * answer ends that answer, never the chat. Owns the line editor and what the last answer measured.
+ */
 #include "cli/cli_internal.h"
 #include "cli/lineedit.h"
 
@@ -86,7 +87,8 @@ static int slash_set(struct chat *c, char *arg, struct err *e)
         for (const struct option *k = sampling_options; k->name; k++)
             suggest(&nearest, &best, name, k->name);
         return err_set(e, ERR_USAGE, "No parameter '%s'%s%s%s; /set alone shows them all.", name,
-                       nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+                       nearest ? " (did you mean " : "", nearest ? nearest : "",
+                       nearest ? "?)" : "");
     }
     if (!*value) {
         print_setting(o, &c->s->sampling);
@@ -101,7 +103,8 @@ static int slash_system(struct chat *c, char *arg, struct err *e)
 {
     const char *now = session_system(c->s);
     if (c->s->raw)
-        return err_set(e, ERR_USAGE, "a system prompt needs a chat template, and none is used here");
+        return err_set(e, ERR_USAGE,
+                       "a system prompt needs a chat template, and none is used here");
     if (!*arg) {
         struct buf b = {0};
         put_terminal(&b, now ? now : "", now ? strlen(now) : 0);
@@ -121,7 +124,8 @@ static int slash_system(struct chat *c, char *arg, struct err *e)
 static int need_store(const struct chat *c, const char *name, const char *usage, struct err *e)
 {
     if (!c->store)
-        return err_set(e, ERR_NOT_FOUND, "no store is open, so that chats cannot be kept; set INGOT_HOME "
+        return err_set(e, ERR_NOT_FOUND,
+                       "no store is open, so that chats cannot be kept; set INGOT_HOME "
                        "to a directory");
     if (!*name)
         return err_set(e, ERR_USAGE, "which name? Write %s", usage);
@@ -147,10 +151,9 @@ static bool chat_is_sound(const json_t *messages)
     json_t *m;
     if (!json_is_array(messages))
         return false;
-    json_array_foreach(messages, i, m)
-        if (!json_is_string(json_object_get(m, "role")) ||
-            !json_is_string(json_object_get(m, "content")))
-            return false;
+    json_array_foreach(messages, i,
+                       m) if (!json_is_string(json_object_get(m, "role")) ||
+                              !json_is_string(json_object_get(m, "content"))) return false;
     return true;
 }
 
@@ -203,8 +206,9 @@ static int slash_show(struct chat *c, char *arg, struct err *e)
            "  context   %u tokens (trained for %u)\n"
            "  template  %s\n"
            "  chat      %zu messages\n",
-           buf_str(&name), i->arch, params, i->n_layers, i->n_embd, i->describe, weights, kv, i->n_ctx,
-           i->n_ctx_train, c->s->raw ? "none: text is continued as it is" : "the model's own",
+           buf_str(&name), i->arch, params, i->n_layers, i->n_embd, i->describe, weights, kv,
+           i->n_ctx, i->n_ctx_train,
+           c->s->raw ? "none: text is continued as it is" : "the model's own",
            json_array_size(c->s->messages));
     buf_fini(&name);
     return 0;
@@ -254,10 +258,11 @@ static int slash_help(struct chat *c, char *arg, struct err *e)
         snprintf(left, sizeof left, "%s %s", slashes[i].name, slashes[i].args);
         printf("  %-22s %s\n", left, slashes[i].help);
     }
-    printf("\n"
-           "  \"\"\" ... \"\"\"            Several lines; also Alt-Enter, or \\ at the end of a line\n"
-           "  Ctrl-C                 Stop the answer\n"
-           "  Up, Down, Ctrl-R       What was typed before\n");
+    printf(
+        "\n"
+        "  \"\"\" ... \"\"\"            Several lines; also Alt-Enter, or \\ at the end of a line\n"
+        "  Ctrl-C                 Stop the answer\n"
+        "  Up, Down, Ctrl-R       What was typed before\n");
     return 0;
 }
 
@@ -302,7 +307,8 @@ static void answer(struct chat *c, const char *text, size_t n, struct err *e)
             note("(stopped)");
         else if (a.stats.finish == FINISH_CONTEXT)
             note("The context of %u tokens is full, so the answer was cut: /clear starts over, or "
-                 "start again with a larger --ctx.", engine_info(c->s->engine)->n_ctx);
+                 "start again with a larger --ctx.",
+                 engine_info(c->s->engine)->n_ctx);
         if (c->stats)
             print_stats(c);
     } else if (e->code == ERR_LIMIT && json_array_size(c->s->messages) > 1) {
@@ -329,7 +335,8 @@ static void greet(const struct chat *c)
     printf("%s%s%s  %s%s parameters, context %u, %s%s\n", style(1, STYLE_BOLD), buf_str(&name),
            style(1, STYLE_NONE), style(1, STYLE_DIM), params, i->n_ctx, i->describe,
            style(1, STYLE_NONE));
-    printf("%s/help lists the commands, /bye leaves.%s\n\n", style(1, STYLE_DIM), style(1, STYLE_NONE));
+    printf("%s/help lists the commands, /bye leaves.%s\n\n", style(1, STYLE_DIM),
+           style(1, STYLE_NONE));
     buf_fini(&name);
 }
 

@@ -63,16 +63,16 @@ struct command {
     const char *usage;        /* what follows the name: "MODEL [PROMPT...]" */
     const char *about;        /* a paragraph for --help */
     const char *examples;     /* indented lines */
-    size_t opts_bytes;        /* of the struct that the groups fill; starts with struct common_opts */
+    size_t opts_bytes; /* of the struct that the groups fill; starts with struct common_opts */
     struct option_group groups[COMMAND_GROUPS];
     size_t min_words, max_words;
     void (*defaults)(void *opts); /* NULL: all zero */
     int (*run)(const struct command_args *a, struct err *e);
 };
 
-extern const struct command command_run, command_import, command_export, command_list,
-    command_show, command_copy, command_remove, command_verify, command_devices, command_bench,
-    command_eval, command_tokenize, command_template, command_version, command_help;
+extern const struct command command_run, command_import, command_export, command_list, command_show,
+    command_copy, command_remove, command_verify, command_devices, command_bench, command_eval,
+    command_tokenize, command_template, command_version, command_help;
 
 /* The whole program: returns the exit status. `commands` ends with NULL. */
 int cli_main(int argc, char **argv, const struct command *const *commands);

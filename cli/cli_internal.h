@@ -44,7 +44,10 @@ struct common_opts { /* first in every command's struct */
     bool help, verbose, quiet;
 };
 extern const struct option common_options[];
-#define COMMON_GROUP {"General", common_options, 0}
+#define COMMON_GROUP                                                                               \
+    {                                                                                              \
+        "General", common_options, 0                                                               \
+    }
 
 struct engine_opts {
     const char *backend;
@@ -53,7 +56,10 @@ struct engine_opts {
     int32_t kv; /* enum kv_type */
 };
 extern const struct option engine_options[];
-#define ENGINE_GROUP(type) {"Model", engine_options, offsetof(type, engine)}
+#define ENGINE_GROUP(type)                                                                         \
+    {                                                                                              \
+        "Model", engine_options, offsetof(type, engine)                                            \
+    }
 
 struct sampling_opts {
     struct sample_params p;
@@ -62,8 +68,12 @@ struct sampling_opts {
     char **stops;                        /* stop, unescaped; stop.n of them */
 };
 extern const struct option sampling_options[];
-#define SAMPLING_GROUP(type) {"Sampling", sampling_options, offsetof(type, sampling)}
-/* Take the lists into p and stops, with \n, \t and \\ unescaped; freed by sampling_fini. Returns 0 or COMMAND_USAGE. */
+#define SAMPLING_GROUP(type)                                                                       \
+    {                                                                                              \
+        "Sampling", sampling_options, offsetof(type, sampling)                                     \
+    }
+/* Take the lists into p and stops, with \n, \t and \\ unescaped; freed by sampling_fini. Returns 0
+ * or COMMAND_USAGE. */
 int sampling_resolve(struct sampling_opts *s, struct err *e);
 void sampling_fini(struct sampling_opts *s); /* what sampling_resolve took */
 
@@ -76,7 +86,8 @@ struct model_ref {
     struct store *store; /* NULL when the reference is a path */
     struct model_file *file;
 };
-int model_ref_open(struct model_ref *s, const char *ref, const struct common_opts *c, struct err *e);
+int model_ref_open(struct model_ref *s, const char *ref, const struct common_opts *c,
+                   struct err *e);
 void model_ref_close(struct model_ref *s);
 /* The file's tokenizer.chat_template; n = 0 if it has none. */
 int model_ref_template(struct gguf_str *out, const struct model_ref *s, struct err *e);
@@ -91,12 +102,12 @@ enum style { STYLE_NONE, STYLE_DIM, STYLE_BOLD, STYLE_PROMPT, STYLE_END };
 /* The escape sequence that switches a style on for the stream of fd (1 or 2), or "" when it is no
  * terminal or NO_COLOR is set. STYLE_NONE switches back. */
 const char *style(int fd, enum style s);
-bool term_plain(void);         /* TERM is dumb or unset: no cursor movement */
-int term_columns(int fd);      /* 80 when unknown */
-bool locale_is_utf8(void);     /* the environment says that the terminal shows UTF-8 */
-int format_bytes(char out[16], uint64_t n);  /* "97.9 MB" */
-int format_count(char out[16], uint64_t n);  /* "134.5 M" */
-int format_age(char out[24], int64_t then);  /* "3 hours ago" */
+bool term_plain(void);                      /* TERM is dumb or unset: no cursor movement */
+int term_columns(int fd);                   /* 80 when unknown */
+bool locale_is_utf8(void);                  /* the environment says that the terminal shows UTF-8 */
+int format_bytes(char out[16], uint64_t n); /* "97.9 MB" */
+int format_count(char out[16], uint64_t n); /* "134.5 M" */
+int format_age(char out[24], int64_t then); /* "3 hours ago" */
 /* Text that came from a file, safe and short for one line of a terminal: control characters and
  * broken UTF-8 become '?', more than max columns are cut with "...". */
 void put_clean(struct buf *out, const char *p, size_t n, size_t max_columns);
@@ -116,10 +127,10 @@ bool read_line(struct buf *out, void *file);
 /* ---- progress (progress.c) ---- */
 
 struct progress {
-    const char *verb;      /* "importing" */
-    const char *unit;      /* of done and total; NULL: bytes */
+    const char *verb; /* "importing" */
+    const char *unit; /* of done and total; NULL: bytes */
     uint64_t start_ns, last_ns, done, total;
-    uint64_t after_ns;     /* no bar before this much time has passed */
+    uint64_t after_ns; /* no bar before this much time has passed */
     bool terminal, shown, quiet;
 };
 /* verb must stay; after_s: show nothing for operations that take less. */

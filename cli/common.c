@@ -12,7 +12,8 @@
 const struct option common_options[] = {
     {"home", NULL, 0, false, OPTION_STR, "DIR", AT(home), 0, 0,
      "The store's directory (default: $INGOT_HOME, else ~/.ingot)"},
-    {"verbose", NULL, 'v', true, OPTION_FLAG, NULL, AT(verbose), 0, 0, "Say more on standard error"},
+    {"verbose", NULL, 'v', true, OPTION_FLAG, NULL, AT(verbose), 0, 0,
+     "Say more on standard error"},
     {"quiet", NULL, 'q', true, OPTION_FLAG, NULL, AT(quiet), 0, 0, "Only results and errors"},
     {"help", NULL, 'h', false, OPTION_FLAG, NULL, AT(help), 0, 0, "Show this"},
     {0},
@@ -54,8 +55,10 @@ int model_ref_open(struct model_ref *s, const char *ref, const struct common_opt
     if (model_file_open(&s->file, s->store, ref, &fe) == 0)
         return 0;
     if (fe.code == ERR_NOT_FOUND && ref_is_path(ref) && access(ref, F_OK))
-        return err_set(e, ERR_NOT_FOUND, "no file '%s'; check the path (`ingot list` shows the names in "
-                       "the store)", ref);
+        return err_set(e, ERR_NOT_FOUND,
+                       "no file '%s'; check the path (`ingot list` shows the names in "
+                       "the store)",
+                       ref);
     *e = fe;
     return -1;
 }

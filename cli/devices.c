@@ -73,7 +73,8 @@ static int devices_run(const struct command_args *a, struct err *e)
             printf("- %s: no device found\n", backends[b]->name);
     }
     if (o->json) {
-        if (print_json(json_pack("{sO ss?}", "devices", all, "backend", chosen ? chosen->name : NULL), e))
+        if (print_json(
+                json_pack("{sO ss?}", "devices", all, "backend", chosen ? chosen->name : NULL), e))
             rc = -1;
     } else if (chosen) {
         printf("\n--backend %s takes the one marked *.\n", o->backend ? o->backend : "auto");

@@ -1,5 +1,6 @@
 /* From argv to an exit status: finds the command, parses its options, runs it, prints the one line
- * of an error. Also the two commands about ingot itself, version and help. Owns nothing for long. */
+ * of an error. Also the two commands about ingot itself, version and help. Owns nothing for long.
+ */
 #include "cli/cli_internal.h"
 
 #include <errno.h>

@@ -80,8 +80,9 @@ static int eval_tokens(const struct eval_opts *o, struct engine *en, const struc
     if (rc)
         return rc;
     if (o->json)
-        return print_json(json_pack("{ss si sI}", "logits", o->logits, "rows", (int)out.n_rows, "width",
-                                    (json_int_t)out.n_vocab), e);
+        return print_json(json_pack("{ss si sI}", "logits", o->logits, "rows", (int)out.n_rows,
+                                    "width", (json_int_t)out.n_vocab),
+                          e);
     if (!o->common.quiet)
         printf("%s: %u rows of %u float32\n", o->logits, out.n_rows, out.n_vocab);
     return 0;
@@ -90,10 +91,10 @@ static int eval_tokens(const struct eval_opts *o, struct engine *en, const struc
 /* ---- perplexity ---- */
 
 /* Windows of `width` tokens that do not overlap; each starts with BOS where the model has one (it
- * takes the place of the window's first token). Of each window the second half is scored, every token
- * given all before it in the window, so that no score lacks context. */
+ * takes the place of the window's first token). Of each window the second half is scored, every
+ * token given all before it in the window, so that no score lacks context. */
 struct perplexity {
-    const int32_t *ids; /* of the window that runs */
+    const int32_t *ids;             /* of the window that runs */
     uint32_t width, first, n_vocab; /* scored: targets at positions first+1 .. width-1 */
     double sum, sum_sq;             /* of the scored tokens' negative log likelihoods, nats */
     uint64_t n;
@@ -124,15 +125,18 @@ static int print_perplexity(const struct eval_opts *o, const struct perplexity *
         return print_json(json_pack("{sf sf sf sf sI sI sI}", "perplexity", exp(mean),
                                     "perplexity_error", exp(mean) * error, "nll", mean, "nll_error",
                                     error, "tokens", (json_int_t)p->n, "windows",
-                                    (json_int_t)n_windows, "ctx", (json_int_t)p->width), e);
+                                    (json_int_t)n_windows, "ctx", (json_int_t)p->width),
+                          e);
     printf("perplexity  %.4f +- %.4f\n"
            "mean NLL    %.5f +- %.5f nats a token\n"
-           "method      %zu windows of %u tokens, the second half of each scored: %" PRIu64 " tokens\n",
+           "method      %zu windows of %u tokens, the second half of each scored: %" PRIu64
+           " tokens\n",
            exp(mean), exp(mean) * error, mean, error, n_windows, p->width, p->n);
     return 0;
 }
 
-static int eval_windows(const struct eval_opts *o, struct engine *en, struct ids *ids, struct err *e)
+static int eval_windows(const struct eval_opts *o, struct engine *en, struct ids *ids,
+                        struct err *e)
 {
     uint32_t width = (uint32_t)MIN(ids->n, (size_t)engine_info(en)->n_ctx);
     struct perplexity p = {.width = width, .first = width / 2, .n_vocab = engine_info(en)->n_vocab};
@@ -170,8 +174,9 @@ static int tokenize_text(struct ids *ids, const struct eval_opts *o, const struc
     if (ids->failed)
         rc = err_set(e, ERR_MEMORY, "%s: out of memory for its tokens", o->text);
     else if (ids->n < 4)
-        rc = err_set(e, ERR_USAGE, "%s: %zu tokens are too few for a perplexity; give a longer text",
-                     o->text, ids->n);
+        rc =
+            err_set(e, ERR_USAGE, "%s: %zu tokens are too few for a perplexity; give a longer text",
+                    o->text, ids->n);
 out:
     buf_fini(&text);
     tokenizer_free(t);
@@ -186,7 +191,8 @@ static int eval_run(const struct command_args *a, struct err *e)
     struct engine *en = NULL;
     struct ids ids = {0};
     if (!o->tokens == !o->text || (o->tokens && !o->logits))
-        return usage_error(e, "eval: give either --text FILE, or --tokens 1,2,3 with --logits FILE");
+        return usage_error(e,
+                           "eval: give either --text FILE, or --tokens 1,2,3 with --logits FILE");
     int rc = o->tokens ? parse_ids(&ids, o->tokens, "--tokens", e) : 0;
     if (rc)
         goto out;
@@ -213,8 +219,9 @@ const struct command command_eval = {
     .name = "eval",
     .summary = "perplexity of a text, or logits of token ids",
     .usage = "MODEL --text FILE | --tokens IDS --logits FILE",
-    .about = "With --text: perplexity over windows of --ctx tokens (default 512), of each the second\n"
-             "half scored, with standard errors. With --tokens: the logits at every position.",
+    .about =
+        "With --text: perplexity over windows of --ctx tokens (default 512), of each the second\n"
+        "half scored, with standard errors. With --tokens: the logits at every position.",
     .examples = "  ingot eval smollm2 --text book.txt\n"
                 "  ingot eval smollm2 --text book.txt --ctx 2048 --kv f32 --json\n"
                 "  ingot eval model.gguf --tokens 1,15043,29892 --logits out.f32\n",

@@ -1,6 +1,6 @@
 /* Drawing of the line editor: lays the prompt and the text out over screen rows, and puts the
- * sequences that bring the screen up to date. Long lines are left to the terminal's own wrapping, so
- * that it can reflow and copy them. Sequences: ECMA-48 CUU, CUF, EL, ED, and DECTCEM. */
+ * sequences that bring the screen up to date. Long lines are left to the terminal's own wrapping,
+ * so that it can reflow and copy them. Sequences: ECMA-48 CUU, CUF, EL, ED, and DECTCEM. */
 #include "cli/lineedit.h"
 
 #include <stdlib.h>
@@ -13,14 +13,15 @@ struct spot {
 /* What one byte position looks like. */
 struct cell {
     const char *p;
-    size_t n;      /* bytes shown */
+    size_t n; /* bytes shown */
     int width;
     size_t n_text; /* bytes of the text it stands for */
 };
 
 static struct cell cell_at(const char *p, size_t n)
 {
-    static const char carets[] = "^@^A^B^C^D^E^F^G^H^I^J^K^L^M^N^O^P^Q^R^S^T^U^V^W^X^Y^Z^[^\\^]^^^_";
+    static const char carets[] =
+        "^@^A^B^C^D^E^F^G^H^I^J^K^L^M^N^O^P^Q^R^S^T^U^V^W^X^Y^Z^[^\\^]^^^_";
     uint32_t cp;
     int len = utf8_decode(&cp, p, n);
     if (len < 0)
@@ -50,8 +51,8 @@ static struct spot settle(struct spot s, int columns)
 
 struct layout {
     struct editor *ed;
-    struct buf *out; /* NULL: measure only */
-    int first, last; /* rows that are shown */
+    struct buf *out;               /* NULL: measure only */
+    int first, last;               /* rows that are shown */
     struct spot at, cursor, shown; /* shown: where the last cell that was put ended */
 };
 

@@ -2,8 +2,8 @@
  * is in linedraw.c. Owns its text, kill and draft buffers.
  *
  * Keys: those of Emacs and readline that people's fingers know. Escape sequences: ECMA-48 control
- * sequences as xterm sends them (Xterm Control Sequences, "PC-Style Function Keys"), bracketed paste
- * (same document, "Bracketed Paste Mode"). */
+ * sequences as xterm sends them (Xterm Control Sequences, "PC-Style Function Keys"), bracketed
+ * paste (same document, "Bracketed Paste Mode"). */
 #include "cli/lineedit.h"
 
 #include <stdlib.h>
@@ -14,18 +14,18 @@ enum { GROUND, ESCAPE, CSI, SS3, PASTE }; /* states of the input parser */
 enum { MAX_TEXT = 1 << 20 }; /* bytes; more is refused with a bell */
 
 enum key { /* above the bytes; ALT is a bit */
-    KEY_UP = 256,
-    KEY_DOWN,
-    KEY_LEFT,
-    KEY_RIGHT,
-    KEY_HOME,
-    KEY_END,
-    KEY_DELETE,
-    KEY_WORD_LEFT,
-    KEY_WORD_RIGHT,
-    KEY_ALT = 512,
+           KEY_UP = 256,
+           KEY_DOWN,
+           KEY_LEFT,
+           KEY_RIGHT,
+           KEY_HOME,
+           KEY_END,
+           KEY_DELETE,
+           KEY_WORD_LEFT,
+           KEY_WORD_RIGHT,
+           KEY_ALT = 512,
 };
-#define CTRL(c) ((c) & 31)
+#define CTRL(c) ((c)&31)
 
 /* ---- the text ---- */
 
@@ -536,12 +536,27 @@ static enum edit_event csi_key(struct editor *ed, char final)
         const char *seq; /* parameters and final byte */
         int key;
     } keys[] = {
-        {"A", KEY_UP},         {"B", KEY_DOWN},       {"C", KEY_RIGHT},      {"D", KEY_LEFT},
-        {"H", KEY_HOME},       {"F", KEY_END},        {"1~", KEY_HOME},      {"7~", KEY_HOME},
-        {"4~", KEY_END},       {"8~", KEY_END},       {"3~", KEY_DELETE},    {"1;5C", KEY_WORD_RIGHT},
-        {"1;5D", KEY_WORD_LEFT}, {"1;3C", KEY_WORD_RIGHT}, {"1;3D", KEY_WORD_LEFT},
-        {"5C", KEY_WORD_RIGHT}, {"5D", KEY_WORD_LEFT}, {"13;2u", KEY_ALT | '\r'},
-        {"27;2;13~", KEY_ALT | '\r'}, {"3;5~", KEY_ALT | 'd'}, {"3;3~", KEY_ALT | 'd'},
+        {"A", KEY_UP},
+        {"B", KEY_DOWN},
+        {"C", KEY_RIGHT},
+        {"D", KEY_LEFT},
+        {"H", KEY_HOME},
+        {"F", KEY_END},
+        {"1~", KEY_HOME},
+        {"7~", KEY_HOME},
+        {"4~", KEY_END},
+        {"8~", KEY_END},
+        {"3~", KEY_DELETE},
+        {"1;5C", KEY_WORD_RIGHT},
+        {"1;5D", KEY_WORD_LEFT},
+        {"1;3C", KEY_WORD_RIGHT},
+        {"1;3D", KEY_WORD_LEFT},
+        {"5C", KEY_WORD_RIGHT},
+        {"5D", KEY_WORD_LEFT},
+        {"13;2u", KEY_ALT | '\r'},
+        {"27;2;13~", KEY_ALT | '\r'},
+        {"3;5~", KEY_ALT | 'd'},
+        {"3;3~", KEY_ALT | 'd'},
     };
     ed->state = GROUND;
     ed->seq[ed->n_seq] = final;

@@ -14,7 +14,8 @@ struct linehist {
     char *path; /* NULL: not kept on disk */
 };
 enum { HISTORY_MAX = 1000 };
-int linehist_open(struct linehist *h, const char *path, struct err *e); /* a missing file is empty */
+int linehist_open(struct linehist *h, const char *path,
+                  struct err *e); /* a missing file is empty */
 /* Append (and to the file, readable by its owner only), unless it repeats the last one. */
 int linehist_add(struct linehist *h, const char *text, struct err *e);
 void linehist_fini(struct linehist *h);
@@ -31,12 +32,12 @@ enum edit_event {
 };
 
 struct editor {
-    const char *prompt, *more;         /* of the first and of further lines; plain text */
-    const char *style_on, *style_off;  /* escape sequences around them */
-    const char *const *words;          /* what Tab completes at the start; ends with NULL */
+    const char *prompt, *more;        /* of the first and of further lines; plain text */
+    const char *style_on, *style_off; /* escape sequences around them */
+    const char *const *words;         /* what Tab completes at the start; ends with NULL */
     const struct linehist *history;
     struct buf text;
-    size_t at; /* the cursor: a byte offset, always at a character */
+    size_t at;              /* the cursor: a byte offset, always at a character */
     struct buf kill, draft; /* last killed text; the new line while history is looked at */
     size_t hist_at;         /* history->n: the new line */
     bool searching;         /* Ctrl-R */

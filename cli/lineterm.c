@@ -21,7 +21,7 @@ struct lineedit {
     size_t n_in, at_in;
 };
 
-static const char MODES_ON[] = "\x1b[?2004h";  /* bracketed paste */
+static const char MODES_ON[] = "\x1b[?2004h"; /* bracketed paste */
 static const char MODES_OFF[] = "\x1b[?2004l";
 
 /* One terminal a process: what a signal handler needs to put it right. */

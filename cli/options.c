@@ -42,7 +42,8 @@ static int strings_add(struct strings *s, const char *v)
 
 static int parse_bool(bool *out, const char *text)
 {
-    static const char *const yes[] = {"1", "on", "true", "yes"}, *const no[] = {"0", "off", "false", "no"};
+    static const char *const yes[] = {"1", "on", "true", "yes"}, *const no[] = {"0", "off", "false",
+                                                                                "no"};
     for (size_t i = 0; i < ARRAY_LEN(yes); i++) {
         if (!strcasecmp(text, yes[i]) || !strcasecmp(text, no[i])) {
             *out = !strcasecmp(text, yes[i]);
@@ -171,9 +172,14 @@ void option_format(struct buf *out, const struct option *o, const void *base)
 static size_t field_bytes(enum option_kind kind)
 {
     static const size_t sizes[] = {
-        [OPTION_FLAG] = sizeof(bool),     [OPTION_STR] = sizeof(char *),
-        [OPTION_LIST] = sizeof(struct strings), [OPTION_I32] = 4, [OPTION_U32] = 4,
-        [OPTION_F32] = sizeof(float),     [OPTION_SEED] = 8, [OPTION_CHOICE] = 4,
+        [OPTION_FLAG] = sizeof(bool),
+        [OPTION_STR] = sizeof(char *),
+        [OPTION_LIST] = sizeof(struct strings),
+        [OPTION_I32] = 4,
+        [OPTION_U32] = 4,
+        [OPTION_F32] = sizeof(float),
+        [OPTION_SEED] = 8,
+        [OPTION_CHOICE] = 4,
     };
     return sizes[kind];
 }
@@ -306,7 +312,8 @@ static int unknown_option(const struct command *c, const char *spelled, struct e
         return usage_error(e, "%s: unknown option '%.*s'; did you mean --%s?", c->name, n, spelled,
                            nearest);
     return usage_error(e, "%s: unknown option '%.*s'; `ingot %s --help` lists them%s", c->name, n,
-                       spelled, c->name, c->max_words > 1 ? ", and -- goes before text that starts with -" : "");
+                       spelled, c->name,
+                       c->max_words > 1 ? ", and -- goes before text that starts with -" : "");
 }
 
 /* ---- parsing ---- */
@@ -357,7 +364,8 @@ static int parse_option(struct parse *p, struct err *e)
         value = "on";
     } else if (!value) {
         if (p->at == p->argc)
-            return usage_error(e, "%s: %s needs a value: %s %s", c->name, spelled, spelled, o->value);
+            return usage_error(e, "%s: %s needs a value: %s %s", c->name, spelled, spelled,
+                               o->value);
         value = p->argv[p->at++];
     }
     p->a->given[g] |= UINT64_C(1) << (o - c->groups[g].options);
@@ -392,7 +400,8 @@ static int check_words(const struct command_args *a, struct err *e)
     const struct command *c = a->command;
     if (a->n_words < c->min_words)
         return usage_error(e, "%s: %s missing; usage: ingot %s %s", c->name,
-                           c->min_words == 1 ? "an argument is" : "arguments are", c->name, c->usage);
+                           c->min_words == 1 ? "an argument is" : "arguments are", c->name,
+                           c->usage);
     if (a->n_words > c->max_words)
         return usage_error(e, "%s: unexpected '%.100s'; usage: ingot %s %s", c->name,
                            a->words[c->max_words], c->name, c->usage);

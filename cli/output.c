@@ -224,8 +224,8 @@ json_t *read_json(const char *path, struct err *e)
         goto out;
     j = json_loadb(buf_str(&b), b.n, JSON_ALLOW_NUL, &je);
     if (!j)
-        err_set(e, ERR_USAGE, "%s is not JSON: line %d: %s", strcmp(path, "-") ? path : "standard input",
-                je.line, je.text);
+        err_set(e, ERR_USAGE, "%s is not JSON: line %d: %s",
+                strcmp(path, "-") ? path : "standard input", je.line, je.text);
 out:
     buf_fini(&b);
     return j;

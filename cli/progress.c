@@ -1,5 +1,5 @@
-/* A progress bar on standard error: bytes, rate and time left, as wide as the terminal. No bar where
- * standard error is no terminal; then one line at the end says how it went. Owns nothing. */
+/* A progress bar on standard error: bytes, rate and time left, as wide as the terminal. No bar
+ * where standard error is no terminal; then one line at the end says how it went. Owns nothing. */
 #include "cli/cli_internal.h"
 
 #include <stdio.h>
@@ -41,13 +41,14 @@ static void draw(struct progress *p, uint64_t now)
     char done[24], total[24], rate[24], tail[128];
     double s = (double)(now - p->start_ns) / 1e9, units_s = (double)p->done / s;
     double part = p->total ? MIN(1.0, (double)p->done / (double)p->total) : 0;
-    uint64_t left = units_s > 0 ? (uint64_t)((double)(p->total - MIN(p->done, p->total)) / units_s) : 0;
+    uint64_t left =
+        units_s > 0 ? (uint64_t)((double)(p->total - MIN(p->done, p->total)) / units_s) : 0;
     format_amount(done, p, p->done);
     format_amount(total, p, p->total);
     format_amount(rate, p, (uint64_t)units_s);
-    int n = snprintf(tail, sizeof tail, " %3.0f %%  %8s of %s  %8s/s  %2llu:%02llu left", 100 * part,
-                     done, total, rate, (unsigned long long)left / 60,
-                     (unsigned long long)left % 60);
+    int n =
+        snprintf(tail, sizeof tail, " %3.0f %%  %8s of %s  %8s/s  %2llu:%02llu left", 100 * part,
+                 done, total, rate, (unsigned long long)left / 60, (unsigned long long)left % 60);
     struct buf b = {0};
     int columns = term_columns(2), width = columns - n - (int)strlen(p->verb) - 2;
     buf_printf(&b, "\r%s ", p->verb);

@@ -28,10 +28,12 @@ const char *session_system(const struct session *s)
 {
     const json_t *first = json_array_get(s->messages, 0);
     const char *role = json_string_value(json_object_get(first, "role"));
-    return role && !strcmp(role, "system") ? json_string_value(json_object_get(first, "content")) : NULL;
+    return role && !strcmp(role, "system") ? json_string_value(json_object_get(first, "content"))
+                                           : NULL;
 }
 
-static int add_message(json_t *messages, const char *role, const char *text, size_t n, struct err *e)
+static int add_message(json_t *messages, const char *role, const char *text, size_t n,
+                       struct err *e)
 {
     json_t *m = json_pack("{ss so}", "role", role, "content", json_text(text, n));
     if (!m || json_array_append_new(messages, m))
@@ -132,8 +134,10 @@ static int run_once(struct session *s, const struct buf *prompt, struct err *e)
     if (!rc && a.interrupted)
         rc = err_set(e, ERR_CANCELLED, "the answer was interrupted");
     else if (!rc && a.stats.finish == FINISH_CONTEXT)
-        rc = err_set(e, ERR_LIMIT, "the answer was cut: the context of %u tokens is full; use a larger "
-                     "--ctx or a shorter prompt", engine_info(s->engine)->n_ctx);
+        rc = err_set(e, ERR_LIMIT,
+                     "the answer was cut: the context of %u tokens is full; use a larger "
+                     "--ctx or a shorter prompt",
+                     engine_info(s->engine)->n_ctx);
     buf_fini(&a.text);
     return rc;
 }
@@ -214,8 +218,9 @@ const struct command command_run = {
     .name = "run",
     .summary = "chat with a model, or ask it one thing",
     .usage = "MODEL [PROMPT...]",
-    .about = "Chat in the terminal; with PROMPT, or standard input, answer and exit (with both, the\n"
-             "input follows the prompt). MODEL is a name in the store or a path to a .gguf file.",
+    .about =
+        "Chat in the terminal; with PROMPT, or standard input, answer and exit (with both, the\n"
+        "input follows the prompt). MODEL is a name in the store or a path to a .gguf file.",
     .examples = "  ingot run smollm2\n"
                 "  ingot run ./model.gguf \"Why is the sky blue?\" --temp 0\n"
                 "  git diff | ingot run smollm2 \"Describe this change:\" > message.txt\n",

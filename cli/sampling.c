@@ -71,8 +71,8 @@ static int parse_bias(struct logit_bias *b, const char *text, struct err *e)
     double bias = *end == '+' || *end == '-' ? strtod(end, &stop) : NAN;
     if (end == text || errno == ERANGE || id < 0 || id > INT32_MAX || isnan(bias) || *stop ||
         bias > 1e30)
-        return usage_error(e, "--logit-bias: '%.40s' is not ID+B or ID-B, as in 15043+1 or 15043-inf",
-                           text);
+        return usage_error(
+            e, "--logit-bias: '%.40s' is not ID+B or ID-B, as in 15043+1 or 15043-inf", text);
     *b = (struct logit_bias){(int32_t)id, (float)bias};
     return 0;
 }
@@ -117,8 +117,7 @@ int sampling_resolve(struct sampling_opts *s, struct err *e)
     s->stops = unescape_all(&s->stop);
     s->p.dry_breakers = (const char *const *)unescape_all(&s->breakers);
     s->p.n_dry_breakers = s->p.dry_breakers ? s->breakers.n : 0;
-    if ((s->bias.n && !bias) || (s->stop.n && !s->stops) ||
-        (s->breakers.n && !s->p.dry_breakers))
+    if ((s->bias.n && !bias) || (s->stop.n && !s->stops) || (s->breakers.n && !s->p.dry_breakers))
         return err_set(e, ERR_MEMORY, "out of memory for the sampling options");
     for (size_t i = 0; i < s->bias.n; i++) {
         int rc = parse_bias(&bias[i], s->bias.v[i], e);

@@ -155,8 +155,9 @@ static json_t *metadata_json(const struct gguf *g)
             json_t *items = json_array();
             for (uint64_t k = 0; k < MIN(kv->n, (uint64_t)SHOW_ITEMS); k++)
                 json_array_append_new(items, scalar_json(kv, kv->elem_type, k));
-            v = kv->n <= SHOW_ITEMS ? items
-                                    : json_pack("{sI so}", "length", (json_int_t)kv->n, "first", items);
+            v = kv->n <= SHOW_ITEMS
+                    ? items
+                    : json_pack("{sI so}", "length", (json_int_t)kv->n, "first", items);
         } else {
             v = scalar_json(kv, kv->type, 0);
         }

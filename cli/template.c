@@ -57,7 +57,8 @@ static int parse_now(int64_t *out, const char *text, struct err *e)
             return 0;
         }
     }
-    return usage_error(e, "--now: '%.40s' is not a time; write 2026-01-15 or 2026-01-15T12:00:00", text);
+    return usage_error(e, "--now: '%.40s' is not a time; write 2026-01-15 or 2026-01-15T12:00:00",
+                       text);
 }
 
 static void put_token(struct buf *out, const struct tokenizer *t, int32_t id)
@@ -83,7 +84,8 @@ static int load_model_template(struct loaded *l, const char *ref, const struct t
     if (!src.n)
         return err_set(e, ERR_NOT_FOUND, "%s has no chat template; give a .jinja file", name);
     /* Without a tokenizer that ingot knows the template still renders, if the tokens are given. */
-    if (tokenizer_new(&l->tokenizer, model_file_gguf(l->source.file), o->bos && o->eos ? NULL : e) &&
+    if (tokenizer_new(&l->tokenizer, model_file_gguf(l->source.file),
+                      o->bos && o->eos ? NULL : e) &&
         !(o->bos && o->eos))
         return err_prefix(e, "%s", name);
     if (l->tokenizer && !o->bos)
@@ -139,15 +141,20 @@ static int render_one(struct loaded *l, const struct template_opts *o, struct er
         rc = usage_error(e, "--extra: not a JSON object");
         goto out;
     }
-    const json_t *list = json_is_object(messages) ? json_object_get(messages, "messages") : messages;
+    const json_t *list =
+        json_is_object(messages) ? json_object_get(messages, "messages") : messages;
     if (!json_is_array(list)) {
-        err_set(e, ERR_USAGE, "%s holds no list of messages; write [{\"role\": \"user\", \"content\": "
-                "\"Hi\"}]", o->messages ? o->messages : "standard input");
+        err_set(e, ERR_USAGE,
+                "%s holds no list of messages; write [{\"role\": \"user\", \"content\": "
+                "\"Hi\"}]",
+                o->messages ? o->messages : "standard input");
         goto out;
     }
     struct template_args args = {
         .messages = list,
-        .tools = tools ? tools : json_is_object(messages) ? json_object_get(messages, "tools") : NULL,
+        .tools = tools                      ? tools
+                 : json_is_object(messages) ? json_object_get(messages, "tools")
+                                            : NULL,
         .extra = extra,
         .add_generation_prompt = !o->no_generation,
         .bos_token = buf_str(&l->bos),
@@ -201,7 +208,8 @@ static int print_line(struct loaded *l, const struct template_opts *o, const str
     if (json_is_object(in))
         rc = render_line(&text, l, o, in, &le);
     else
-        rc = err_set(&le, ERR_USAGE, "not a JSON object: %s", in ? "another kind of value" : je.text);
+        rc = err_set(&le, ERR_USAGE, "not a JSON object: %s",
+                     in ? "another kind of value" : je.text);
     out = rc ? json_pack("{so}", "error", json_text(le.msg, strlen(le.msg)))
              : json_pack("{so}", "text", json_text(buf_str(&text), text.n));
     if (!out || json_dumpf(out, stdout, 0))

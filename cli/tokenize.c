@@ -49,7 +49,8 @@ static int line_ids(struct ids *ids, const json_t *list, struct err *e)
     json_t *v;
     if (!json_is_array(list))
         return err_set(e, ERR_USAGE, "\"ids\" is not a list");
-    json_array_foreach(list, i, v) {
+    json_array_foreach(list, i, v)
+    {
         json_int_t id = json_integer_value(v);
         if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
             return err_set(e, ERR_USAGE, "\"ids\" holds something that is not a token id");
@@ -82,7 +83,8 @@ static int line_text(struct buf *text, const json_t *in, struct err *e)
 /* Flags of the line, else those of the command. */
 static unsigned line_flags(const struct tokenize_opts *o, const json_t *in)
 {
-    const json_t *add = json_object_get(in, "add_special"), *parse = json_object_get(in, "parse_special");
+    const json_t *add = json_object_get(in, "add_special"),
+                 *parse = json_object_get(in, "parse_special");
     unsigned flags = 0;
     if (add ? json_is_true(add) : o->add_special)
         flags |= TOKENIZE_ADD_SPECIAL;
@@ -131,7 +133,8 @@ out:
     return rc;
 }
 
-/* A bad line gives {"error"} in its place and exit status 1 at the end, so that lines stay paired. */
+/* A bad line gives {"error"} in its place and exit status 1 at the end, so that lines stay paired.
+ */
 static int answer_lines(const struct tokenize_opts *o, const struct tokenizer *t, struct err *e)
 {
     struct scratch s = {0};
@@ -161,7 +164,8 @@ static int answer_lines(const struct tokenize_opts *o, const struct tokenizer *t
     if (failed)
         return err_set(e, ERR_MEMORY, "out of memory for a line of standard input");
     if (n_bad)
-        return err_set(e, ERR_USAGE, "%zu of the lines could not be answered; see their \"error\"", n_bad);
+        return err_set(e, ERR_USAGE, "%zu of the lines could not be answered; see their \"error\"",
+                       n_bad);
     return 0;
 }
 
@@ -186,7 +190,8 @@ static int decode_ids(const struct tokenize_opts *o, const struct tokenizer *t, 
     } else if (o->json) {
         put_hex(&hex, text.data, text.n);
         rc = print_json(json_pack("{so ss}", "text", json_text(buf_str(&text), text.n), "bytes_hex",
-                                  buf_str(&hex)), e);
+                                  buf_str(&hex)),
+                        e);
     } else {
         fwrite(text.data, 1, text.n, stdout);
         putchar('\n');
@@ -235,7 +240,8 @@ static int tokenize_run(const struct command_args *a, struct err *e)
     struct tokenizer *t = NULL;
     int rc = -1;
     if ((o->jsonl || o->decode) && a->n_words > 1)
-        return usage_error(e, "tokenize: TEXT does not go with %s", o->jsonl ? "--jsonl" : "--decode");
+        return usage_error(e, "tokenize: TEXT does not go with %s",
+                           o->jsonl ? "--jsonl" : "--decode");
     if (model_ref_open(&s, a->words[0], &o->common, e))
         goto out;
     if (tokenizer_new(&t, model_file_gguf(s.file), e)) {
@@ -254,7 +260,8 @@ const struct command command_tokenize = {
     .summary = "text to token ids, and back",
     .usage = "MODEL [TEXT...] [--decode IDS] [--jsonl]",
     .about = "Print the token ids of TEXT, or of standard input, on one line. With --jsonl every\n"
-             "line in, {\"text\" or \"bytes_hex\", \"add_special\", \"parse_special\"} or {\"ids\"}, gives a\n"
+             "line in, {\"text\" or \"bytes_hex\", \"add_special\", \"parse_special\"} or "
+             "{\"ids\"}, gives a\n"
              "line out: [ids] or {\"bytes_hex\"}.",
     .examples = "  ingot tokenize smollm2 \"Hello, world\"\n"
                 "  ingot tokenize smollm2 --decode 19556,28,905\n"

@@ -7,8 +7,8 @@ if ! "$ingot" show smollm2 >/dev/null 2>&1; then
     "$ingot" import "$model" --name smollm2
 fi
 echo
-echo "\$ $ingot run smollm2 \"What is an ingot? Answer in one sentence.\""
-"$ingot" run smollm2 --stats --temp 0 --max-tokens 120 "What is an ingot? Answer in one sentence."
+echo "\$ $ingot run smollm2 \"What is gravity? Answer in one sentence.\""
+"$ingot" run smollm2 --stats --temp 0 --max-tokens 120 "What is gravity? Answer in one sentence."
 echo
 echo "Chat with it:      $ingot run smollm2"
 echo "Your own model:    $ingot run path/to/model.gguf"

@@ -43,7 +43,7 @@ const struct arch *arch_find(const char *name, size_t n)
 enum dim { DIM_NONE, DIM_EMBD, DIM_Q, DIM_KV, DIM_FF, DIM_VOCAB, DIM_HEAD, DIM_ROT_HALF };
 
 struct role_row {
-    const char *name; /* of a layer's tensors: what follows "blk.N." */
+    const char *name;     /* of a layer's tensors: what follows "blk.N." */
     enum dim n_in, n_out; /* n_out DIM_NONE: a vector */
 };
 
@@ -106,8 +106,7 @@ size_t model_n_tensors(const struct model *m)
 struct model_tensor *model_tensor_at(const struct model *m, enum role role, uint32_t layer)
 {
     CHECK(role < ROLE_LAYER || layer < m->hp.n_layers);
-    size_t at = role < ROLE_LAYER ? (size_t)role
-                                  : role + (size_t)layer * (ROLE_END - ROLE_LAYER);
+    size_t at = role < ROLE_LAYER ? (size_t)role : role + (size_t)layer * (ROLE_END - ROLE_LAYER);
     return &m->tensors[at];
 }
 
@@ -177,8 +176,7 @@ static bool tensor_used(const struct model *m, const struct gguf_tensor *t)
 
 /* A tensor of a layer that this architecture does not use would change the layer's sum: refused.
  * Others are left aside, with a line in the log that names the first. */
-static int check_extras(const struct model *m, const struct gguf *g, uint64_t n_used,
-                        struct err *e)
+static int check_extras(const struct model *m, const struct gguf *g, uint64_t n_used, struct err *e)
 {
     if (n_used == g->n_tensors)
         return 0;
@@ -189,10 +187,11 @@ static int check_extras(const struct model *m, const struct gguf *g, uint64_t n_
         if (tensor_used(m, t))
             continue;
         if (!strncmp(t->name, "blk.", 4))
-            return err_set(e, ERR_UNSUPPORTED,
-                           "tensor %s is not one that a %s layer (0 to %u, by %s.block_count) uses; "
-                           "ignoring it would change the answers",
-                           t->name, m->arch->name, m->hp.n_layers - 1, m->arch->name);
+            return err_set(
+                e, ERR_UNSUPPORTED,
+                "tensor %s is not one that a %s layer (0 to %u, by %s.block_count) uses; "
+                "ignoring it would change the answers",
+                t->name, m->arch->name, m->hp.n_layers - 1, m->arch->name);
         n++;
         first = first ? first : t;
     }
@@ -350,8 +349,10 @@ static int read_heads(struct hparams *hp, struct keys *k, struct err *e)
     if (key_u32(&value_dim, k, "attention.value_length", 1 << 14, e))
         return -1;
     if (value_dim != hp->head_dim)
-        return err_set(e, ERR_UNSUPPORTED, "%s is %u and the keys' length is %u: heads with two "
-                       "sizes are not supported", k->key, value_dim, hp->head_dim);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s is %u and the keys' length is %u: heads with two "
+                       "sizes are not supported",
+                       k->key, value_dim, hp->head_dim);
     if ((uint64_t)hp->n_heads * hp->head_dim > MAX_WIDTH)
         return err_set(e, ERR_CORRUPT, "%s.attention.head_count: %u heads of %u are too wide",
                        k->arch, hp->n_heads, hp->head_dim);
@@ -359,7 +360,8 @@ static int read_heads(struct hparams *hp, struct keys *k, struct err *e)
 }
 
 /* Linear scaling divides positions by the factor (Chen et al. 2023, "Extending context window of
- * large language models via position interpolation"); Llama 3's recipe comes as rope_freqs.weight. */
+ * large language models via position interpolation"); Llama 3's recipe comes as rope_freqs.weight.
+ */
 static int read_rope(struct model *m, struct keys *k, struct err *e)
 {
     struct hparams *hp = &m->hp;
@@ -424,16 +426,22 @@ static int read_vocab(struct model *m, const struct gguf *g, struct err *e)
 {
     const struct gguf_tensor *t = gguf_find_tensor(g, "token_embd.weight");
     if (!t)
-        return err_set(e, ERR_CORRUPT, "tensor token_embd.weight is missing: this %s model is "
-                       "incomplete", m->arch->name);
+        return err_set(e, ERR_CORRUPT,
+                       "tensor token_embd.weight is missing: this %s model is "
+                       "incomplete",
+                       m->arch->name);
     if (t->ne[1] < 1 || t->ne[1] > MAX_WIDTH)
-        return err_set(e, ERR_CORRUPT, "tensor token_embd.weight has %" PRIu64 " rows, a vocabulary "
-                       "of 1 to %d is supported", t->ne[1], MAX_WIDTH);
+        return err_set(e, ERR_CORRUPT,
+                       "tensor token_embd.weight has %" PRIu64 " rows, a vocabulary "
+                       "of 1 to %d is supported",
+                       t->ne[1], MAX_WIDTH);
     m->hp.n_vocab = (uint32_t)t->ne[1];
     const struct gguf_kv *kv = gguf_find(g, "tokenizer.ggml.tokens");
     if (kv && kv->type == GGUF_ARRAY && kv->n != m->hp.n_vocab)
-        return err_set(e, ERR_CORRUPT, "tensor token_embd.weight has %u rows, but "
-                       "tokenizer.ggml.tokens lists %" PRIu64 " tokens", m->hp.n_vocab, kv->n);
+        return err_set(e, ERR_CORRUPT,
+                       "tensor token_embd.weight has %u rows, but "
+                       "tokenizer.ggml.tokens lists %" PRIu64 " tokens",
+                       m->hp.n_vocab, kv->n);
     return 0;
 }
 
@@ -450,7 +458,8 @@ static int read_arch(struct model *m, const struct gguf *g, struct err *e)
     struct buf known = {0};
     for (size_t i = 0; i < ARRAY_LEN(archs); i++)
         buf_printf(&known, "%s%s", i ? ", " : "", archs[i].name);
-    err_set(e, ERR_UNSUPPORTED, "general.architecture is '%.*s'%s, an unknown architecture; known: %s",
+    err_set(e, ERR_UNSUPPORTED,
+            "general.architecture is '%.*s'%s, an unknown architecture; known: %s",
             (int)MIN(name.n, 40u), name.p, name.n > 40 ? "..." : "", buf_str(&known));
     buf_fini(&known);
     return -1;

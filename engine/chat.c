@@ -1,6 +1,6 @@
-/* Where the engine meets text: the model's tokenizer and chat template, what the file recommends for
- * sampling, and messages to token ids. Renders for the caller's thread; changes nothing after the
- * engine is open. */
+/* Where the engine meets text: the model's tokenizer and chat template, what the file recommends
+ * for sampling, and messages to token ids. Renders for the caller's thread; changes nothing after
+ * the engine is open. */
 #include "engine/engine_internal.h"
 
 #include <jansson.h>
@@ -80,8 +80,11 @@ int engine_read_text(struct engine *en, const struct gguf *g, struct err *e)
     }
     if (gguf_get_str(g, "tokenizer.chat_template", &src, e))
         return -1;
-    if (src.n && template_new(&en->tmpl, src.p, src.n, &en->tmpl_err))
+    if (src.n && template_new(&en->tmpl, src.p, src.n, &en->tmpl_err)) {
+        if (en->tmpl_err.code == ERR_MEMORY)
+            return err_set(e, ERR_MEMORY, "%s", en->tmpl_err.msg);
         log_line(LOG_WARN, "the model's chat template cannot be used: %s", en->tmpl_err.msg);
+    }
     read_sampling(&en->sample, g);
     return 0;
 }

@@ -27,7 +27,8 @@ static void publish(struct engine *en)
     c->n_waiting = en->n_queue;
 }
 
-/* The sequence leaves; its KV stays warm in the slot. After the event the request is the caller's. */
+/* The sequence leaves; its KV stays warm in the slot. After the event the request is the caller's.
+ */
 static void deliver(struct engine *en, struct seq *s)
 {
     struct request *r = s->req;
@@ -327,11 +328,13 @@ static int check_request(const struct engine *en, const struct request *r, struc
     if (r->n_ids > n_ctx)
         return err_set(e, ERR_LIMIT,
                        "the prompt has %zu tokens, the context holds %u; shorten it or load the "
-                       "model with more --ctx", r->n_ids, n_ctx);
+                       "model with more --ctx",
+                       r->n_ids, n_ctx);
     if (r->n_ids == n_ctx && !r->on_logits)
         return err_set(e, ERR_LIMIT,
                        "the prompt has %zu tokens, the context holds %u: no room for an answer; "
-                       "shorten it or load the model with more --ctx", r->n_ids, n_ctx);
+                       "shorten it or load the model with more --ctx",
+                       r->n_ids, n_ctx);
     for (size_t i = 0; i < r->n_ids; i++)
         if (r->ids[i] < 0 || (uint32_t)r->ids[i] >= en->info.n_vocab)
             return err_set(e, ERR_USAGE,
@@ -352,8 +355,10 @@ static int submit(struct engine *en, struct request *r, struct waiter *w, struct
     if (en->closing) {
         rc = err_set(e, ERR_CANCELLED, "the engine is closing");
     } else if (en->n_queue >= en->ld.lim.queue_len) {
-        rc = err_set(e, ERR_FULL, "%u requests are waiting already, the most that may; try again "
-                     "later", en->n_queue);
+        rc = err_set(e, ERR_FULL,
+                     "%u requests are waiting already, the most that may; try again "
+                     "later",
+                     en->n_queue);
     } else {
         r->seq = s;
         en->queue[en->n_queue++] = s;

@@ -52,11 +52,11 @@ struct model_tensor {
 struct model { /* zeroed: an empty one */
     const struct arch *arch;
     struct hparams hp;
-    float rope_mscale;  /* factor on sin and cos */
-    float *rope_freqs;  /* [n_rot/2] divisors of theta, or NULL; owned */
-    uint32_t window;    /* attention reaches so many tokens back; 0: all */
-    uint64_t n_params;  /* weights over all tensors in use */
-    uint64_t n_bytes;   /* of them in the file */
+    float rope_mscale;            /* factor on sin and cos */
+    float *rope_freqs;            /* [n_rot/2] divisors of theta, or NULL; owned */
+    uint32_t window;              /* attention reaches so many tokens back; 0: all */
+    uint64_t n_params;            /* weights over all tensors in use */
+    uint64_t n_bytes;             /* of them in the file */
     struct model_tensor *tensors; /* [model_n_tensors()]; owned; read by model_tensor_at */
 };
 /* Check keys and the tensor table, fill *m. Reads no tensor data. */
@@ -71,19 +71,19 @@ struct model_tensor *model_output(const struct model *m);
 
 /* ---- plans (plan.c) ---- */
 
-enum slot_id { /* activation slots of every plan here */
-    SLOT_X,       /* the residual stream, [n_embd] */
-    SLOT_H,       /* normed, [n_embd] */
-    SLOT_Q,       /* [n_heads * head_dim] */
-    SLOT_K,       /* [n_kv_heads * head_dim] */
-    SLOT_V,       /* [n_kv_heads * head_dim] */
-    SLOT_ATT,     /* [n_heads * head_dim] */
-    SLOT_ATT_OUT, /* wanted rows of SLOT_ATT */
-    SLOT_X_OUT,   /* wanted rows of SLOT_X, and from there on the residual stream */
-    SLOT_G,       /* [n_ff] */
-    SLOT_U,       /* [n_ff] */
-    SLOT_LOGITS,  /* [n_vocab] */
-    SLOT_END,
+enum slot_id {               /* activation slots of every plan here */
+               SLOT_X,       /* the residual stream, [n_embd] */
+               SLOT_H,       /* normed, [n_embd] */
+               SLOT_Q,       /* [n_heads * head_dim] */
+               SLOT_K,       /* [n_kv_heads * head_dim] */
+               SLOT_V,       /* [n_kv_heads * head_dim] */
+               SLOT_ATT,     /* [n_heads * head_dim] */
+               SLOT_ATT_OUT, /* wanted rows of SLOT_ATT */
+               SLOT_X_OUT,   /* wanted rows of SLOT_X, and from there on the residual stream */
+               SLOT_G,       /* [n_ff] */
+               SLOT_U,       /* [n_ff] */
+               SLOT_LOGITS,  /* [n_vocab] */
+               SLOT_END,
 };
 
 struct limits { /* an engine's sizes, settled */
@@ -118,9 +118,9 @@ void loaded_fini(struct loaded *ld);
 
 /* ---- KV pages (kv.c) ---- */
 
-struct kv_pool {     /* page numbers only; the bytes are the backend's */
-    int32_t *free;   /* [n_pages] stack of free pages; owned */
-    uint32_t *refs;  /* [n_pages]; owned */
+struct kv_pool {    /* page numbers only; the bytes are the backend's */
+    int32_t *free;  /* [n_pages] stack of free pages; owned */
+    uint32_t *refs; /* [n_pages]; owned */
     int32_t n_pages, n_free;
 };
 int kv_pool_init(struct kv_pool *p, uint32_t n_pages, struct err *e);
@@ -132,9 +132,9 @@ bool kv_page_shared(const struct kv_pool *p, int32_t page);
 
 /* One timeline's KV. Between requests it stays as it is ("warm") until the slot is needed. */
 struct kv_seq {
-    struct seq *owner;  /* NULL: idle, may be taken over */
-    int32_t *ids;       /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
-    int32_t *pages;     /* [pages_per_seq]; the first n_pages are held. Owned */
+    struct seq *owner; /* NULL: idle, may be taken over */
+    int32_t *ids;      /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
+    int32_t *pages;    /* [pages_per_seq]; the first n_pages are held. Owned */
     int32_t n_kv, n_pages;
     uint64_t last_used; /* the engine's clock when its request ended */
 };
@@ -143,14 +143,15 @@ void kv_seq_fini(struct kv_seq *s);
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p); /* gives back all pages */
 /* Hold pages for n_tokens positions; -1 when the pool is empty. */
 int kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, int32_t n_tokens);
-/* Let dst (idle) begin with the first n_keep > 0 tokens of src, which may be dst itself. Whole pages
- * are shared; the one that dst will write into is copied on the device unless it is dst's alone. */
-int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep,
-                   struct kv_pool *p, const struct backend *be, struct exec *x);
+/* Let dst (idle) begin with the first n_keep > 0 tokens of src, which may be dst itself. Whole
+ * pages are shared; the one that dst will write into is copied on the device unless it is dst's
+ * alone. */
+int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep, struct kv_pool *p,
+                   const struct backend *be, struct exec *x);
 /* The idle slot that a prompt of n ids should run in; *src and *n_keep say what it may inherit
  * (n_keep < n; 0: nothing). The one with the longest common prefix is taken over when most of it is
- * of use; else an empty or the longest unused slot is taken and shares what it can. There must be an
- * idle one. */
+ * of use; else an empty or the longest unused slot is taken and shares what it can. There must be
+ * an idle one. */
 struct kv_seq *kv_seq_choose(struct kv_seq **src, int32_t *n_keep, struct kv_seq *seqs,
                              uint32_t n_seqs, const int32_t *ids, size_t n);
 
@@ -169,8 +170,8 @@ struct seq {
     struct request *req;
     struct waiter *waiter; /* engine_run's, or NULL: then req->on_done is called */
     enum seq_state state;
-    bool ended;         /* stats.finish is set; to be reaped. The engine thread's */
-    struct kv_seq *kv;  /* NULL until it starts */
+    bool ended;        /* stats.finish is set; to be reaped. The engine thread's */
+    struct kv_seq *kv; /* NULL until it starts */
     struct sampler *sampler;
     struct decoder dec;
     struct buf text;    /* whole characters not given out yet: they may begin a stop string */
@@ -212,13 +213,13 @@ struct engine {
 
     /* the engine thread's */
     struct kv_pool pool;
-    struct kv_seq *kv;     /* [n_seqs] */
-    struct seq **active;   /* [n_seqs] in order of admission */
-    struct seq **dropped;  /* [queue_len] cancelled while they waited */
+    struct kv_seq *kv;      /* [n_seqs] */
+    struct seq **active;    /* [n_seqs] in order of admission */
+    struct seq **dropped;   /* [queue_len] cancelled while they waited */
     uint32_t n_dropped, rr; /* rr: where decoding rows start being handed out */
     uint64_t clock;
     struct step_row_budget budget;
-    struct batch batch;    /* its arrays below */
+    struct batch batch; /* its arrays below */
     int32_t *row_ids, *want;
     struct batch_seq *batch_seqs;
     struct seq **batch_owner; /* [n_seqs] whose rows batch_seqs[i] are */

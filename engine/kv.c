@@ -94,8 +94,8 @@ int kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, int32_t n_tokens)
     return 0;
 }
 
-int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep,
-                   struct kv_pool *p, const struct backend *be, struct exec *x)
+int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep, struct kv_pool *p,
+                   const struct backend *be, struct exec *x)
 {
     CHECK(!dst->owner && n_keep > 0 && n_keep <= src->n_kv);
     int32_t whole = n_keep / KV_PAGE_TOKENS;

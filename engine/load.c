@@ -27,8 +27,8 @@ static int check_config(const struct engine_config *c, struct err *e)
         return err_set(e, ERR_USAGE, "a batch of %u rows is too large, at most %d", c->max_batch,
                        MAX_BATCH);
     if (c->queue_len > MAX_QUEUE)
-        return err_set(e, ERR_USAGE, "a queue of %u requests is too long, at most %d",
-                       c->queue_len, MAX_QUEUE);
+        return err_set(e, ERR_USAGE, "a queue of %u requests is too long, at most %d", c->queue_len,
+                       MAX_QUEUE);
     if ((unsigned)c->kv_type >= KV_TYPE_END)
         return err_set(e, ERR_USAGE, "unknown KV type number %d", (int)c->kv_type);
     if (c->n_threads < 0)
@@ -203,12 +203,12 @@ static int check_fits(const struct engine_placement *p, struct err *e)
         return 0;
     char all[32], w[32], kv[32], scratch[32], left[32], hint[128];
     suggest(hint, sizeof hint, p);
-    return err_set(e, ERR_MEMORY,
-                   "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s) but %.80s "
-                   "has %s free; %s",
-                   human(all, need), human(w, p->weight_bytes), human(kv, p->kv_bytes), p->n_seqs,
-                   p->n_ctx, human(scratch, p->scratch_bytes), p->device,
-                   human(left, p->free_bytes), hint);
+    return err_set(
+        e, ERR_MEMORY,
+        "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s) but %.80s "
+        "has %s free; %s",
+        human(all, need), human(w, p->weight_bytes), human(kv, p->kv_bytes), p->n_seqs, p->n_ctx,
+        human(scratch, p->scratch_bytes), p->device, human(left, p->free_bytes), hint);
 }
 
 static int open_device(struct loaded *ld, const struct engine_config *c, struct err *e)

@@ -118,7 +118,8 @@ static void add_model(struct builder *b)
 static void set_slots(struct plan_slot *s, const struct hparams *hp)
 {
     int32_t embd = (int32_t)hp->n_embd, ff = (int32_t)hp->n_ff;
-    int32_t q = (int32_t)(hp->n_heads * hp->head_dim), kv = (int32_t)(hp->n_kv_heads * hp->head_dim);
+    int32_t q = (int32_t)(hp->n_heads * hp->head_dim),
+            kv = (int32_t)(hp->n_kv_heads * hp->head_dim);
     s[SLOT_X] = (struct plan_slot){"x", embd};
     s[SLOT_H] = (struct plan_slot){"h", embd};
     s[SLOT_Q] = (struct plan_slot){"q", q};

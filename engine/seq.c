@@ -30,8 +30,8 @@ static int check_stops(struct seq *s, struct err *e)
     for (size_t i = 0; i < r->n_stop; i++) {
         size_t n = s->stop_len[i] = strlen(r->stop[i]);
         if (!n || n > MAX_STOP_BYTES || !utf8_valid(r->stop[i], n))
-            return err_set(e, ERR_USAGE,
-                           "stop string %zu is %s; give 1 to %d bytes of valid text", i + 1,
+            return err_set(e, ERR_USAGE, "stop string %zu is %s; give 1 to %d bytes of valid text",
+                           i + 1,
                            !n                   ? "empty"
                            : n > MAX_STOP_BYTES ? "too long"
                                                 : "not valid UTF-8",

@@ -134,9 +134,19 @@ static int open_writable(struct store *s, const char *path, struct err *e)
 static int open_read_only(struct store *s, const char *path, struct err *e)
 {
     int64_t version;
+    char wal[STORE_PATH_BYTES];
+    struct stat st;
     s->read_only = true;
     if (access(path, F_OK))
         return err_set(e, ERR_IO, "the store '%s' cannot be written, and there is none in it yet",
+                       s->home);
+    /* Changes in the log would be missed without locks. */
+    if (store_path(wal, s, "ingot.db-wal", e))
+        return -1;
+    if (stat(wal, &st) == 0 && st.st_size > 0)
+        return err_set(e, ERR_BUSY,
+                       "the store '%s' is in use by another user, or was not closed, and cannot be "
+                       "written; open it once with the right to write",
                        s->home);
     if (db_open(&s->db, path, DB_IMMUTABLE, e) ||
         db_number(&version, s->db, 0, "PRAGMA user_version", e))

@@ -1,5 +1,5 @@
-/* The command line without models: the option parser and its tables, suggestions, sizes and text for
- * a terminal, word wrap. */
+/* The command line without models: the option parser and its tables, suggestions, sizes and text
+ * for a terminal, word wrap. */
 #include "cli/cli_internal.h"
 #include "tests/unit/unit.h"
 
@@ -64,8 +64,8 @@ static void done(struct parsed *p)
 static void test_options_in_every_spelling(void)
 {
     static const char *const lines[] = {
-        "m --ctx 77 x",          "m x --ctx=77", "-c 77 m x",           "-c77 m x", "m -c=77 x",
-        "--max-model-len 77 m x", "m x --num_ctx=77", "--max_model_len 77 m x",
+        "m --ctx 77 x", "m x --ctx=77",           "-c 77 m x",        "-c77 m x",
+        "m -c=77 x",    "--max-model-len 77 m x", "m x --num_ctx=77", "--max_model_len 77 m x",
     };
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         struct parsed p;
@@ -279,7 +279,9 @@ static void test_text_for_one_line_is_safe_and_short(void)
 {
     check_clean("plain", 80, "plain");
     check_clean("a\x1b[31mb\nc\x7f\xff", 80, "a?[31mb?c??");
-    check_clean("\xc2\x9b" "31m", 80, "?31m"); /* CSI as one character */
+    check_clean("\xc2\x9b"
+                "31m",
+                80, "?31m"); /* CSI as one character */
     check_clean("abcdefghij", 10, "abcdefghij");
     check_clean("abcdefghijk", 10, "abcdefg...");
     check_clean("\xe6\xbc\xa2\xe6\xbc\xa2\xe6\xbc\xa2", 5, "\xe6\xbc\xa2...");
@@ -299,8 +301,9 @@ static void test_suggestions(void)
     static const char *const names[] = {"run", "remove", "list", "show"};
     static const struct {
         const char *word, *want;
-    } cases[] = {{"rnu", "run"}, {"lst", "list"}, {"remvoe", "remove"}, {"rem", "remove"},
-                 {"xyz", NULL},  {"r", NULL},     {"", NULL}};
+    } cases[] = {{"rnu", "run"},    {"lst", "list"}, {"remvoe", "remove"},
+                 {"rem", "remove"}, {"xyz", NULL},   {"r", NULL},
+                 {"", NULL}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const char *nearest = NULL;
         size_t best = SIZE_MAX;
@@ -349,7 +352,8 @@ static void check_wrap(const char *in, const char *want)
                 row[col++] = c;
             }
         }
-        OK_MSG(!strcmp(buf_str(&shown), want), "by %zu: '%s', not '%s'", step, buf_str(&shown), want);
+        OK_MSG(!strcmp(buf_str(&shown), want), "by %zu: '%s', not '%s'", step, buf_str(&shown),
+               want);
         buf_fini(&out);
         buf_fini(&shown);
     }
@@ -379,7 +383,8 @@ static const struct unit_test tests[] = {
     {"sizes", test_sizes},
     {"ages", test_ages},
     {"text for one line is safe and short", test_text_for_one_line_is_safe_and_short},
-    {"streamed text keeps lines and drops controls", test_streamed_text_keeps_lines_and_drops_controls},
+    {"streamed text keeps lines and drops controls",
+     test_streamed_text_keeps_lines_and_drops_controls},
     {"suggestions", test_suggestions},
     {"words are not cut at the edge", test_words_are_not_cut_at_the_edge},
 };

@@ -59,24 +59,37 @@ static void test_moves_and_inserts(void)
 
 static void test_words(void)
 {
-    check_keys("one two-three\x1b" "b\x1b" "bX", "one Xtwo-three", 5);
+    check_keys("one two-three\x1b"
+               "b\x1b"
+               "bX",
+               "one Xtwo-three", 5);
     check_keys("one two three" C("1;5D") "X", "one two Xthree", 9);
-    check_keys("one two\x01\x1b" "fX", "oneX two", 4);
+    check_keys("one two\x01\x1b"
+               "fX",
+               "oneX two", 4);
     check_keys("one two\x17", "one ", 4);
     check_keys("one a-b\x1b\x7f", "one a-", 6);
-    check_keys("one two\x01\x1b" "d", " two", 0);
+    check_keys("one two\x01\x1b"
+               "d",
+               " two", 0);
 }
 
 static void test_kill_and_yank(void)
 {
     check_keys("one two\x15\x19\x19", "one twoone two", 14);
-    check_keys("one two\x01\x0b" "x\x19", "xone two", 8);
+    check_keys("one two\x01\x0b"
+               "x\x19",
+               "xone two", 8);
     check_keys("one two\x17X\x19", "one Xtwo", 8);
 }
 
 static void test_wide_and_combining_characters_move_as_one(void)
 {
-    check_keys("a\xe6\xbc\xa2" "b" LEFT LEFT "X", "aX\xe6\xbc\xa2" "b", 2);
+    check_keys("a\xe6\xbc\xa2"
+               "b" LEFT LEFT "X",
+               "aX\xe6\xbc\xa2"
+               "b",
+               2);
     check_keys("e\xcc\x81z" LEFT LEFT "X", "Xe\xcc\x81z", 1);
     check_keys("e\xcc\x81\x7f", "", 0);
     check_keys("\xf0\x9f\x98\x80\x7fok", "ok", 2);
@@ -84,8 +97,16 @@ static void test_wide_and_combining_characters_move_as_one(void)
 
 static void test_bad_bytes_become_replacement_characters(void)
 {
-    check_keys("a\xff" "b", "a\xef\xbf\xbd" "b", 5);
-    check_keys("a\xc3" "b", "a\xef\xbf\xbd" "b", 5);
+    check_keys("a\xff"
+               "b",
+               "a\xef\xbf\xbd"
+               "b",
+               5);
+    check_keys("a\xc3"
+               "b",
+               "a\xef\xbf\xbd"
+               "b",
+               5);
 }
 
 static void test_several_lines(void)
@@ -181,13 +202,16 @@ static void test_history_keys(void)
     feed(&ed, DOWN DOWN DOWN);
     OK_MSG(!strcmp(buf_str(&ed.text), "new"), "the new line came back as '%s'", buf_str(&ed.text));
     editor_start(&ed);
-    OK(feed(&ed, "\x12" "fir\r") == EDIT_DONE);
+    OK(feed(&ed, "\x12"
+                 "fir\r") == EDIT_DONE);
     OK(!strcmp(buf_str(&ed.text), "first"));
     editor_start(&ed);
-    feed(&ed, "draft\x12" "sec\x07");
+    feed(&ed, "draft\x12"
+              "sec\x07");
     OK(!strcmp(buf_str(&ed.text), "draft"));
     editor_start(&ed);
-    feed(&ed, "\x12" "i\x12" LEFT);
+    feed(&ed, "\x12"
+              "i\x12" LEFT);
     OK(!strcmp(buf_str(&ed.text), "first"));
     editor_fini(&ed);
     linehist_fini(&h);
@@ -424,9 +448,10 @@ static void test_draws_a_window_of_text_taller_than_the_screen(void)
 /* Whatever is typed, a drawing that goes on from the last one shows what a fresh one shows. */
 static void test_redrawing_equals_drawing_afresh(void)
 {
-    static const char *const keys[] = {"a", "word ", "\xe6\xbc\xa2", "e\xcc\x81", "\x1b\r", LEFT,
-                                       RIGHT, UP, DOWN, "\x01", "\x05", "\x7f", "\x17", "\x0b",
-                                       "\x19", "\t", "0123456789", "\x12", "\r"};
+    static const char *const keys[] = {
+        "a",    "word ", "\xe6\xbc\xa2", "e\xcc\x81", "\x1b\r", LEFT,   RIGHT,
+        UP,     DOWN,    "\x01",         "\x05",      "\x7f",   "\x17", "\x0b",
+        "\x19", "\t",    "0123456789",   "\x12",      "\r"};
     uint64_t seed = 7;
     for (int round = 0; round < 300; round++) {
         struct editor ed;
@@ -468,7 +493,8 @@ static const struct unit_test tests[] = {
     {"events", test_events},
     {"tab completes commands", test_tab_completes_commands},
     {"history keys", test_history_keys},
-    {"history survives on disk for its owner only", test_history_survives_on_disk_for_its_owner_only},
+    {"history survives on disk for its owner only",
+     test_history_survives_on_disk_for_its_owner_only},
     {"history is bounded", test_history_is_bounded},
     {"draws lines wider than the screen", test_draws_lines_wider_than_the_screen},
     {"draws wide characters at the edge", test_draws_wide_characters_at_the_edge},

@@ -1,7 +1,10 @@
-/* The whole engine against the reference models: every llama, qwen2 and qwen3 case whose block types
- * ingot has, on every ISA level that this machine runs. Float files must agree to 1e-4; quantized
- * ones to 1.3 times the rounding error that the reference implementation itself has. */
+/* The whole engine against the reference models: every llama, qwen2 and qwen3 case whose block
+ * types ingot has, on every ISA level that this machine runs. Float files must agree to 1e-4;
+ * quantized ones to 1.3 times the rounding error that the reference implementation itself has. And
+ * op by op against the double-precision oracle, on tiny models made here. */
 #include "engine/engine_internal.h"
+#include "tests/unit/oracle.h"
+#include "tests/unit/tiny.h"
 #include "tests/unit/unit.h"
 
 #include <jansson.h>
@@ -11,16 +14,16 @@
 #include <string.h>
 
 static const char *const cases[] = {
-    "llama",       "llama_tied",  "llama_rope3", "qwen2",        "qwen3",          "llama-F16",
-    "llama-BF16",  "llama-Q4_0",  "llama-Q4_1",  "llama-Q5_0",   "llama-Q8_0",     "llama-Q2_K",
-    "llama-Q3_K",  "llama-Q4_K",  "llama-Q5_K",  "llama-Q6_K",   "llama-Q2_K_mix", "llama-Q4_K_M_mix",
-    "llama-IQ4_NL", "llama-IQ4_XS",
+    "llama",      "llama_tied",     "llama_rope3",      "qwen2",        "qwen3",
+    "llama-F16",  "llama-BF16",     "llama-Q4_0",       "llama-Q4_1",   "llama-Q5_0",
+    "llama-Q8_0", "llama-Q2_K",     "llama-Q3_K",       "llama-Q4_K",   "llama-Q5_K",
+    "llama-Q6_K", "llama-Q2_K_mix", "llama-Q4_K_M_mix", "llama-IQ4_NL", "llama-IQ4_XS",
 };
 static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512vnni"};
 
 struct ref {
     struct ids ids;
-    struct buf logits; /* raw float32 [n_tokens][n_vocab] */
+    struct buf logits;  /* raw float32 [n_tokens][n_vocab] */
     double rms_allowed; /* of a quantized file's difference; 0 for a float file */
 };
 
@@ -103,9 +106,10 @@ static void run_case(const struct ref *r, const char *name, const char *path, co
     struct engine *en = NULL;
     if (!OK_MSG(engine_from(&en, path, KV_F32, &e), "%s: %s", name, e.msg))
         return;
-    struct measured m = {.want = (const float *)r->logits.data, .n_vocab = engine_info(en)->n_vocab};
-    struct request q = {.ids = r->ids.v, .n_ids = r->ids.n, .max_tokens = 1,
-                        .on_logits = measure, .user = &m};
+    struct measured m = {.want = (const float *)r->logits.data,
+                         .n_vocab = engine_info(en)->n_vocab};
+    struct request q = {
+        .ids = r->ids.v, .n_ids = r->ids.n, .max_tokens = 1, .on_logits = measure, .user = &m};
     struct request_stats stats;
     sample_defaults(&q.sample);
     if (OK(r->logits.n == r->ids.n * m.n_vocab * sizeof(float)) &&
@@ -141,9 +145,162 @@ static void test_logits_match_the_references_on_every_isa(void)
     }
 }
 
+/* ---- op by op ---- */
+
+enum { N_IDS = 24, MAX_SEEN = 128 }; /* few enough ids for one step that wants every row */
+
+struct seen { /* what the engine's op put out, under the oracle's name for it */
+    const char *name;
+    int layer;
+    int32_t width;
+    float *rows; /* [N_IDS][width] */
+};
+static struct {
+    struct seen v[MAX_SEEN];
+    size_t n, n_matched;
+    const char *what; /* model and ISA, for messages */
+    double worst;
+} trace;
+
+static const char *oracle_name(const struct op *op)
+{
+    static const char *const matmul[SLOT_END] = {
+        [SLOT_Q] = "q",        [SLOT_K] = "k",      [SLOT_V] = "v",
+        [SLOT_G] = "ffn_gate", [SLOT_U] = "ffn_up", [SLOT_LOGITS] = "logits"};
+    switch (op->kind) {
+    case OP_EMBED:
+        return "embedding";
+    case OP_NORM:
+        if (op->norm.group)
+            return NULL; /* q and k: the oracle shows them after the rotation */
+        if (!strcmp(trace.v[trace.n - 1].name, "attn_residual"))
+            return "ffn_norm";
+        return op->out_rows ? "output_norm" : "attn_norm";
+    case OP_MATMUL:
+        if (op->add >= 0)
+            return op->in == SLOT_G ? "layer_output" : "attn_residual";
+        return matmul[op->out];
+    case OP_ROPE:
+        return op->out == SLOT_Q ? "q_rope" : "k_rope";
+    case OP_ATTENTION:
+        return "attention";
+    case OP_GLU:
+        return "ffn_act";
+    default:
+        return NULL;
+    }
+}
+
+static void tap(void *user, const struct op *op, const float *rows, int32_t n_rows, int32_t width,
+                int32_t stride)
+{
+    if (n_rows != N_IDS || trace.n == MAX_SEEN)
+        return; /* the one generated token's step */
+    const char *name = oracle_name(op);
+    if (!name)
+        return;
+    struct seen *s = &trace.v[trace.n++];
+    bool outside =
+        !strcmp(name, "embedding") || !strcmp(name, "output_norm") || !strcmp(name, "logits");
+    *s = (struct seen){name, outside ? -1 : op->layer, width, NULL};
+    s->rows = mem_array((size_t)n_rows * (size_t)width, sizeof *s->rows);
+    for (int32_t i = 0; i < n_rows; i++)
+        memcpy(s->rows + i * width, rows + (size_t)i * (size_t)stride,
+               (size_t)width * sizeof *rows);
+}
+
+static void compare(void *user, const char *name, int layer, const double *v, size_t rows,
+                    size_t width)
+{
+    for (size_t k = 0; k < trace.n; k++) {
+        const struct seen *s = &trace.v[k];
+        if (s->layer != layer || strcmp(s->name, name))
+            continue;
+        trace.n_matched++;
+        if (!OK_MSG((size_t)s->width == width && rows == N_IDS, "%s of layer %d is %d wide", name,
+                    layer, s->width))
+            return;
+        double worst = 0;
+        for (size_t i = 0; i < rows * width; i++)
+            worst = fmax(worst, fabs(v[i] - (double)s->rows[i]) / (1 + fabs(v[i])));
+        OK_MSG(worst < 2e-5, "%s: %s of layer %d is off by %g", trace.what, name, layer, worst);
+        trace.worst = fmax(trace.worst, worst);
+    }
+}
+
+static void trace_model(const char *path, const char *what)
+{
+    struct err e = {0};
+    struct engine *en = NULL;
+    struct gguf *g = NULL;
+    struct oracle o = {0};
+    int32_t ids[N_IDS];
+    uint64_t seed = 5;
+    if (!OK_MSG(engine_from(&en, path, KV_F32, &e), "%s: %s", what, e.msg))
+        return;
+    uint32_t n_vocab = engine_info(en)->n_vocab;
+    for (int i = 0; i < N_IDS; i++)
+        ids[i] = (int32_t)(unit_rand(&seed) % n_vocab);
+    struct measured sink = {.n_vocab = 0};
+    struct request q = {
+        .ids = ids, .n_ids = N_IDS, .max_tokens = 1, .on_logits = measure, .user = &sink};
+    struct request_stats stats;
+    sample_defaults(&q.sample);
+    memset(&trace, 0, sizeof trace);
+    trace.what = what;
+    engine_set_tap(en, tap, NULL);
+    OK_CALL(engine_run(en, &q, &stats, &e), e);
+    double *logits = mem_array((size_t)N_IDS * n_vocab, sizeof *logits);
+    if (OK_CALL(gguf_open(&g, path, &e), e) && OK_CALL(oracle_init(&o, g, &e), e) && OK(logits)) {
+        oracle_run(logits, &o, ids, N_IDS, compare, NULL);
+        OK_MSG(trace.n_matched == 3 + 13 * o.n_layers && trace.n == trace.n_matched,
+               "%s: %zu of %zu results compared", what, trace.n_matched, trace.n);
+        printf("  %-26s %zu results, largest relative difference %.1e\n", what, trace.n_matched,
+               trace.worst);
+    }
+    for (size_t i = 0; i < trace.n; i++)
+        mem_free(trace.v[i].rows);
+    mem_free(logits);
+    oracle_fini(&o);
+    gguf_free(g);
+    engine_close(en);
+}
+
+static void test_every_op_matches_the_oracle(void)
+{
+    static const char *const names[] = {"llama", "qwen2", "qwen3"};
+    for (size_t i = 0; i < 2 * ARRAY_LEN(names); i++) {
+        struct tiny_spec s;
+        struct err e = {0};
+        char path[256], what[64];
+        const char *arch = names[i / 2];
+        tiny_defaults(&s, arch);
+        s.seed = 100 + i;
+        s.n_layers = 3;
+        if (i % 2) { /* the less usual choices */
+            s.rope_factors = true;
+            s.tied = !s.tied;
+            s.n_heads = 6;
+            s.n_kv_heads = 3;
+            s.head_dim = 20;
+            s.rope_base = 500000;
+        }
+        snprintf(path, sizeof path, "%s/tiny.gguf", unit_tmpdir());
+        if (!OK_CALL(tiny_write(path, &s, &e), e))
+            continue;
+        for (size_t k = 0; k < ARRAY_LEN(isas); k++) {
+            snprintf(what, sizeof what, "%s%s on %s", arch, i % 2 ? ", odd," : "", isas[k]);
+            if (isa_runs_here(isas[k]))
+                trace_model(path, what);
+        }
+        unsetenv("INGOT_ISA");
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct unit_test tests[] = {
+        {"every_op_matches_the_oracle", test_every_op_matches_the_oracle},
         {"logits_match_the_references_on_every_isa", test_logits_match_the_references_on_every_isa},
     };
     return unit_main(argc, argv, tests, ARRAY_LEN(tests));
