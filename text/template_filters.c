@@ -1,7 +1,6 @@
 /* Filters on single values: text, numbers, defaults, JSON. The table at the end has a row each,
  * with the parameters in the order of Jinja2's documentation (tojson: of the transformers
  * library). Filters over sequences are in template_filters_seq.c. */
-#define _GNU_SOURCE /* memrchr */
 #include "text/template_internal.h"
 
 #include <errno.h>

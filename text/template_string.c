@@ -3,7 +3,6 @@
  * Strings share bytes where they can: trimming, slicing and splitting copy nothing. All memory is
  * the rendering's arena. Character classes: utf8proc; case of one letter to several: Unicode
  * SpecialCasing.txt, the unconditional part. */
-#define _GNU_SOURCE /* memmem */
 #include "text/template_internal.h"
 
 #include <float.h>

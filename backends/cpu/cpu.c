@@ -1,5 +1,5 @@
-/* The CPU backend's face to the engine: probe, open, load (repacking by all threads), and the table.
- * Owns the packed weights. */
+/* The CPU backend's face to the engine: probe, open, load (repacking by all threads), and the
+ * table. Owns the packed weights. */
 #include "backends/cpu/cpu_internal.h"
 
 #include <stdatomic.h>
@@ -11,7 +11,8 @@
 static const struct {
     const struct kernels *k;
     const char *needs;
-} levels[] = { /* best first */
+} levels[] = {
+    /* best first */
 #if defined(__x86_64__)
     {&kernels_avx512vnni, "avx512vnni"},
     {&kernels_avx512, "avx512bw"},
@@ -121,9 +122,9 @@ static int cpu_probe(struct device_info *out, int max)
     size_t at = 0;
     for (size_t i = 0; i < ARRAY_LEN(levels); i++)
         if (cpu_has(levels[i].needs) && at < sizeof out->detail)
-            at += (size_t)snprintf(out->detail + at, sizeof out->detail - at, "%s%s%s",
-                                   at ? " " : "", levels[i].k->name,
-                                   levels[i].k == k ? " (used)" : "");
+            at +=
+                (size_t)snprintf(out->detail + at, sizeof out->detail - at, "%s%s%s", at ? " " : "",
+                                 levels[i].k->name, levels[i].k == k ? " (used)" : "");
     struct sysinfo s;
     if (sysinfo(&s) == 0)
         out->total_bytes = (uint64_t)s.totalram * s.mem_unit;
@@ -189,8 +190,8 @@ struct load_job {
     const struct weight_src *src;
     size_t row_bytes;
     atomic_llong next;
-    int64_t step; /* panels taken at a time */
-    uint8_t **bufs; /* [threads], NULL with a mapped source */
+    int64_t step;     /* panels taken at a time */
+    uint8_t **bufs;   /* [threads], NULL with a mapped source */
     struct err *errs; /* [threads] */
     atomic_bool failed;
 };
@@ -203,8 +204,8 @@ static void load_panels(struct load_job *j, int64_t first, int64_t end, int32_t 
     const uint8_t *src = (const uint8_t *)j->src->map + (j->src->map ? off : 0);
     if (!j->src->map) {
         src = j->bufs[thread];
-        if (j->src->read(j->src->user, j->bufs[thread], off,
-                         (size_t)(row1 - row0) * j->row_bytes, &j->errs[thread])) {
+        if (j->src->read(j->src->user, j->bufs[thread], off, (size_t)(row1 - row0) * j->row_bytes,
+                         &j->errs[thread])) {
             atomic_store(&j->failed, true);
             return;
         }
@@ -226,7 +227,8 @@ static void load_thread(void *ctx, int32_t thread)
     }
 }
 
-static int load_matrix(struct device *d, struct weight *w, const struct weight_src *src, struct err *e)
+static int load_matrix(struct device *d, struct weight *w, const struct weight_src *src,
+                       struct err *e)
 {
     const struct gguf_dtype_info *t = gguf_dtype_find(src->type);
     int32_t n = pool_threads(d->pool);
@@ -271,12 +273,14 @@ static int load_vector(struct weight *w, const struct weight_src *src, struct er
     return rc;
 }
 
-static int cpu_load(struct device *d, struct weight **out, const struct weight_src *src, struct err *e)
+static int cpu_load(struct device *d, struct weight **out, const struct weight_src *src,
+                    struct err *e)
 {
     const struct gguf_dtype_info *t = gguf_dtype_find(src->type);
     if (!t || !pack_info_find(src->type))
-        return err_set(e, ERR_UNSUPPORTED, "tensor %s has block type %u, which the CPU backend lacks",
-                       src->name, src->type);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tensor %s has block type %u, which the CPU backend lacks", src->name,
+                       src->type);
     if (src->n_in < 1 || src->n_out < 0 || src->n_in % t->block_len)
         return err_set(e, ERR_CORRUPT, "tensor %s: rows of %lld values do not divide into blocks",
                        src->name, (long long)src->n_in);

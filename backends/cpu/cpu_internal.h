@@ -1,10 +1,10 @@
 /* The CPU backend's private face: packed weights, quantized activations, the kernel table with one
  * entry an operation, the thread pool.
  *
- * One lane, one row: a matrix is cut into panels of R rows (R = the ISA's float lanes: 8 or 16), and
- * inside a panel the R rows are interleaved so that one SIMD register holds the same 4 (or 1) inputs
- * of R rows. A row's sum then runs over the inputs in one fixed order in one lane, whether one token
- * or five hundred are multiplied: the same bits, at full speed.
+ * One lane, one row: a matrix is cut into panels of R rows (R = the ISA's float lanes: 8 or 16),
+ * and inside a panel the R rows are interleaved so that one SIMD register holds the same 4 (or 1)
+ * inputs of R rows. A row's sum then runs over the inputs in one fixed order in one lane, whether
+ * one token or five hundred are multiplied: the same bits, at full speed.
  *
  * A panel of a quantized type is a run of units, one for each 32 or 256 inputs:
  *
@@ -29,21 +29,21 @@
 enum { ACT_BLOCK = 32, MAX_LANES = 16, MAX_UNIT = 256 };
 
 enum pack_kind {
-    PACK_SCALE,     /* d * (q - zero)                       Q4_0 Q5_0 */
-    PACK_MIN,       /* d * q + m                            Q4_1 Q5_1 */
-    PACK_SIGNED,    /* d * q, q signed                      Q8_0 */
-    PACK_TABLE,     /* d * table[q]                         IQ4_NL */
-    PACK_K_MIN,     /* d * sc * q - dmin * mn, per 32       Q4_K Q5_K */
-    PACK_K_TABLE,   /* d * sc * table[q], per 32            IQ4_XS */
-    PACK_K16,       /* d * sc * (q - zero), per 16          Q6_K Q3_K */
-    PACK_K16_MIN,   /* d * sc * q - dmin * mn, per 16       Q2_K */
-    PACK_FLOAT,     /* as it is                             F32 F16 BF16 */
+    PACK_SCALE,   /* d * (q - zero)                       Q4_0 Q5_0 */
+    PACK_MIN,     /* d * q + m                            Q4_1 Q5_1 */
+    PACK_SIGNED,  /* d * q, q signed                      Q8_0 */
+    PACK_TABLE,   /* d * table[q]                         IQ4_NL */
+    PACK_K_MIN,   /* d * sc * q - dmin * mn, per 32       Q4_K Q5_K */
+    PACK_K_TABLE, /* d * sc * table[q], per 32            IQ4_XS */
+    PACK_K16,     /* d * sc * (q - zero), per 16          Q6_K Q3_K */
+    PACK_K16_MIN, /* d * sc * q - dmin * mn, per 16       Q2_K */
+    PACK_FLOAT,   /* as it is                             F32 F16 BF16 */
 };
 
 /* A source block taken apart: what every quantized type is made of. */
 struct canon {
-    uint16_t head[2];   /* float16: d; m or dmin */
-    int8_t scale[16];   /* per 32 or per 16 inputs */
+    uint16_t head[2]; /* float16: d; m or dmin */
+    int8_t scale[16]; /* per 32 or per 16 inputs */
     int8_t min[16];
     uint8_t q[MAX_UNIT]; /* codes, not yet offset; bytes of PACK_SIGNED are int8 */
 };
@@ -60,12 +60,12 @@ const struct pack_info *pack_info_find(uint32_t type); /* NULL: not a type of th
 struct weight { /* a packed matrix, or a float32 vector (n_out == 0) */
     const struct pack_info *info;
     int64_t n_in, n_out;
-    int32_t lanes;        /* R */
-    int64_t n_panels;     /* ceil(n_out / R) */
-    size_t panel_bytes;   /* multiple of 64 */
+    int32_t lanes;      /* R */
+    int64_t n_panels;   /* ceil(n_out / R) */
+    size_t panel_bytes; /* multiple of 64 */
     size_t n_bytes;
-    uint8_t *data;        /* mem_pages; vectors: floats, padded with zeros to 16 */
-    struct weight *next;  /* the device's list */
+    uint8_t *data;       /* mem_pages; vectors: floats, padded with zeros to 16 */
+    struct weight *next; /* the device's list */
 };
 size_t pack_panel_bytes(const struct pack_info *info, int64_t n_in, int32_t lanes);
 /* Put R (or fewer: n_rows) source rows, row_bytes apart at src, into one zeroed panel. */
@@ -80,38 +80,39 @@ void pack_codes(uint8_t q[ACT_BLOCK], const struct pack_info *info, const uint8_
 /* Activations of one matmul input, in float and, where a quantized weight wants it, in int8 blocks
  * of 32 with one float scale: x = d * q, d = max|x| / 127. */
 struct act {
-    const float *x;  /* [rows][x_stride] */
+    const float *x; /* [rows][x_stride] */
     int32_t x_stride;
-    int8_t *q;       /* [rows][q_stride] */
+    int8_t *q;        /* [rows][q_stride] */
     int32_t q_stride; /* bytes, n_in rounded up to 32 */
-    float *d;        /* [rows][n_blocks] */
-    float *s;        /* [rows][n_blocks]: d * sum of q */
-    int32_t *sums;   /* [rows][n_blocks]: two int16, the sums of q over each half block */
+    float *d;         /* [rows][n_blocks] */
+    float *s;         /* [rows][n_blocks]: d * sum of q */
+    int32_t *sums;    /* [rows][n_blocks]: two int16, the sums of q over each half block */
     int32_t n_blocks; /* stride of d, s, sums */
 };
 
 struct mm { /* one tile of a matmul: panels [panel, panel_end) by rows [row, row_end) */
     const struct weight *w;
     const struct act *a;
-    float *out;         /* [rows][out_stride], may be written to panel_end * R */
-    const float *add;   /* [rows][add_stride] or NULL */
-    const float *bias;  /* padded to 16, or NULL */
+    float *out;        /* [rows][out_stride], may be written to panel_end * R */
+    const float *add;  /* [rows][add_stride] or NULL */
+    const float *bias; /* padded to 16, or NULL */
     int32_t out_stride, add_stride;
     int32_t panel, panel_end, row, row_end;
 };
 
 struct attn { /* one task: n_q query rows that share a KV head, over the pages of one sequence */
-    const void *k_base, *v_base; /* layer's and head's K [head_dim][32] and V [32][head_dim] of page 0 */
-    size_t page_stride;          /* bytes from page to page */
+    const void *k_base,
+        *v_base;        /* layer's and head's K [head_dim][32] and V [32][head_dim] of page 0 */
+    size_t page_stride; /* bytes from page to page */
     const int32_t *pages;
     enum kv_type type;
     int32_t head_dim, n_heads_group; /* query heads of this KV head */
     float scale;
-    const float *q;  /* [n_rows][q_stride], first of the group's heads */
-    float *out;      /* likewise */
+    const float *q; /* [n_rows][q_stride], first of the group's heads */
+    float *out;     /* likewise */
     int32_t q_stride, out_stride;
     int32_t n_rows, pos; /* rows and the position of the first */
-    float *scratch;  /* attn_scratch_floats() */
+    float *scratch;      /* attn_scratch_floats() */
 };
 enum { ATTN_ROWS = 8 }; /* rows of one task at most */
 

@@ -107,7 +107,8 @@ static bool rope_table_init(struct exec *x, struct rope_table *t, const struct o
     int32_t half = op->rope.n_rot / 2;
     t->op = *op;
     t->inv_freq = arena_alloc(&x->arena, sizeof(double) * (size_t)half);
-    t->cos_sin = arena_alloc(&x->arena, sizeof(float) * 2 * (size_t)half * (size_t)x->plan.max_batch);
+    t->cos_sin =
+        arena_alloc(&x->arena, sizeof(float) * 2 * (size_t)half * (size_t)x->plan.max_batch);
     if (!t->inv_freq || !t->cos_sin)
         return false;
     for (int32_t i = 0; i < half; i++) {
@@ -237,8 +238,8 @@ static int index_batch(struct exec *x, const struct batch *b, struct err *e)
             x->row_seq[q->first_row + i] = s;
             x->row_pos[q->first_row + i] = q->pos + i;
             if (i % ATTN_ROWS == 0)
-                x->blocks[x->n_blocks++] = (struct attn_block){
-                    s, q->first_row + i, MIN(ATTN_ROWS, q->n_rows - i)};
+                x->blocks[x->n_blocks++] =
+                    (struct attn_block){s, q->first_row + i, MIN(ATTN_ROWS, q->n_rows - i)};
         }
     }
     return 0;
@@ -292,8 +293,8 @@ static void run_tapped(struct exec *x)
         const struct op *op = &x->plan.ops[r->first];
         int32_t slot = op->kind == OP_KV_WRITE ? op->in : op->out;
         x->batch->tap(x->batch->tap_user, op, x->slots[slot].p,
-                      r->out_rows ? x->batch->n_want : x->batch->n_rows,
-                      x->plan.slots[slot].width, x->slots[slot].stride);
+                      r->out_rows ? x->batch->n_want : x->batch->n_rows, x->plan.slots[slot].width,
+                      x->slots[slot].stride);
     }
 }
 

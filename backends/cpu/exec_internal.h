@@ -28,9 +28,9 @@ struct slot_mem {
 };
 
 struct rope_table {
-    struct op op;      /* whose settings it serves */
-    double *inv_freq;  /* [n_rot / 2] */
-    float *cos_sin;    /* [max_batch][n_rot / 2][2], filled at the start of each run */
+    struct op op;     /* whose settings it serves */
+    double *inv_freq; /* [n_rot / 2] */
+    float *cos_sin;   /* [max_batch][n_rot / 2][2], filled at the start of each run */
 };
 
 struct attn_block { /* consecutive rows of one sequence that are attended in one task per head */
@@ -60,7 +60,7 @@ struct exec {
     int32_t *row_seq, *row_pos; /* [max_batch] */
     struct attn_block *blocks;  /* [max_batch] */
     int32_t n_blocks;
-    int32_t at;                 /* region being run; written between barriers only */
+    int32_t at; /* region being run; written between barriers only */
     int32_t n_tasks;
     atomic_int next_task;
 };

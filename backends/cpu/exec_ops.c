@@ -252,7 +252,8 @@ static bool writes_slot(const struct exec *x, const struct region *r, int32_t sl
 /* May op join the region without a barrier? Row-wise ops may, as long as they stay on their row
  * (OP_ROWS reads other rows, so not what this region writes); matmuls may if they read the same
  * input and nothing that the region writes. */
-static bool may_join(const struct exec *x, const struct region *r, const struct op *op, bool out_rows)
+static bool may_join(const struct exec *x, const struct region *r, const struct op *op,
+                     bool out_rows)
 {
     if (kind_of(op) != r->kind || r->out_rows != out_rows || r->kind == REGION_ATTENTION)
         return false;

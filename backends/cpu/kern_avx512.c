@@ -5,15 +5,5 @@
 #include "backends/cpu/simd_avx512.h"
 #include "backends/cpu/kern_simd.h"
 
-const struct kernels kernels_avx512 = {
-    .name = "avx512",
-    .lanes = VL,
-    .matmul = matmul,
-    .quantize = quantize,
-    .norm = norm,
-    .glu = glu,
-    .attention = attention,
-    .kv_put = kv_put,
-    .int8_peak = int8_peak,
-};
+DEFINE_KERNELS(kernels_avx512, "avx512");
 #endif

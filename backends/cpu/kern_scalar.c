@@ -15,8 +15,8 @@ static float half_at(const uint8_t *p, int i)
 }
 
 /* One lane's sum over one sub-block of 32 inputs, in float. */
-static float sub_dot(const struct pack_info *info, const uint8_t *sub, const float head[2], int lane,
-                     const struct mm *m, int64_t at)
+static float sub_dot(const struct pack_info *info, const uint8_t *sub, const float head[2],
+                     int lane, const struct mm *m, int64_t at)
 {
     size_t ns = info->scale_bytes, nm = info->min_bytes;
     const int8_t *sc = (const int8_t *)sub + ns * (size_t)lane;
@@ -27,10 +27,9 @@ static float sub_dot(const struct pack_info *info, const uint8_t *sub, const flo
     pack_codes(q, info, low, low + (size_t)info->low_bytes * R, R, lane);
     int32_t dot[2] = {0, 0}, sum[2] = {0, 0};
     for (int i = 0; i < 32; i++) {
-        int v = info->kind == PACK_SIGNED ? (int8_t)q[i]
-                : info->kind == PACK_TABLE || info->kind == PACK_K_TABLE
-                    ? gguf_iq4nl_values[q[i]]
-                    : q[i] - info->zero;
+        int v = info->kind == PACK_SIGNED                                ? (int8_t)q[i]
+                : info->kind == PACK_TABLE || info->kind == PACK_K_TABLE ? gguf_iq4nl_values[q[i]]
+                                                                         : q[i] - info->zero;
         dot[i / 16] += v * a[i];
         sum[i / 16] += a[i];
     }
@@ -51,8 +50,8 @@ static float sub_dot(const struct pack_info *info, const uint8_t *sub, const flo
 static float quant_dot(const struct mm *m, const uint8_t *panel, int lane, int32_t row)
 {
     const struct pack_info *info = m->w->info;
-    size_t sub_bytes = R * ((size_t)info->scale_bytes + info->min_bytes + info->low_bytes +
-                            info->high_bytes);
+    size_t sub_bytes =
+        R * ((size_t)info->scale_bytes + info->min_bytes + info->low_bytes + info->high_bytes);
     int64_t n_units = m->w->n_in / (32 * info->n_sub), at = (int64_t)row * m->a->n_blocks;
     float y = 0;
     for (int64_t u = 0; u < n_units; u++) {
@@ -91,7 +90,8 @@ static void matmul(const struct mm *m)
         for (int32_t row = m->row; row < m->row_end; row++)
             for (int lane = 0; lane < R; lane++) {
                 int32_t o = p * R + lane;
-                float y = is_float ? float_dot(m, panel, lane, row) : quant_dot(m, panel, lane, row);
+                float y =
+                    is_float ? float_dot(m, panel, lane, row) : quant_dot(m, panel, lane, row);
                 if (m->bias)
                     y += m->bias[o];
                 if (m->add)

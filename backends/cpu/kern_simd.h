@@ -588,3 +588,17 @@ static void attention(const struct attn *a)
                 out[d] = st.out[(int64_t)at * st.hp + d] * inv;
         }
 }
+
+/* The level's table, under its own name. */
+#define DEFINE_KERNELS(symbol, isa_name)                                                           \
+    const struct kernels symbol = {                                                                \
+        .name = isa_name,                                                                          \
+        .lanes = VL,                                                                               \
+        .matmul = matmul,                                                                          \
+        .quantize = quantize,                                                                      \
+        .norm = norm,                                                                              \
+        .glu = glu,                                                                                \
+        .attention = attention,                                                                    \
+        .kv_put = kv_put,                                                                          \
+        .int8_peak = int8_peak,                                                                    \
+    }

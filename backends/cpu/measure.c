@@ -9,8 +9,8 @@ enum { READ_BYTES = 512 << 20, PEAK_ROUNDS = 20 * 1000 * 1000, REPEATS = 3 };
 struct measure {
     const struct kernels *k;
     const uint8_t *mem;
-    size_t part;  /* bytes of one thread */
-    double macs;  /* of thread 0 */
+    size_t part; /* bytes of one thread */
+    double macs; /* of thread 0 */
     uint64_t sink;
 };
 

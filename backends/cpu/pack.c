@@ -1,5 +1,6 @@
-/* Source blocks into panels and back: the table of block types as the CPU sees them. Loss-free: codes
- * and scales are kept as they are, only their places change. Works on memory of the caller. */
+/* Source blocks into panels and back: the table of block types as the CPU sees them. Loss-free:
+ * codes and scales are kept as they are, only their places change. Works on memory of the caller.
+ */
 #include "backends/cpu/cpu_internal.h"
 
 #include "gguf/blocks.h"
@@ -101,8 +102,8 @@ static void take_q5_k(struct canon *c, const void *p)
         block_scale_min((uint8_t *)&c->scale[k], (uint8_t *)&c->min[k], b->scales, k);
     for (int k = 0; k < 8; k++)
         for (int l = 0; l < 32; l++)
-            c->q[32 * k + l] = (uint8_t)((b->qs[32 * (k / 2) + l] >> 4 * (k & 1) & 15) |
-                                         (b->qh[l] >> k & 1) << 4);
+            c->q[32 * k + l] =
+                (uint8_t)((b->qs[32 * (k / 2) + l] >> 4 * (k & 1) & 15) | (b->qh[l] >> k & 1) << 4);
 }
 
 static void take_q6_k(struct canon *c, const void *p)
@@ -208,8 +209,8 @@ static uint32_t load_word(const uint8_t *part, int32_t lanes, int32_t lane, int 
     return load32(part + ((size_t)word * (size_t)lanes + (size_t)lane) * 4);
 }
 
-static void place_codes(uint8_t *part, const struct pack_info *info, const uint8_t *q, int32_t lanes,
-                        int32_t lane)
+static void place_codes(uint8_t *part, const struct pack_info *info, const uint8_t *q,
+                        int32_t lanes, int32_t lane)
 {
     uint8_t *high = part + info->low_bytes * (size_t)lanes;
     uint32_t w[8];
@@ -324,7 +325,8 @@ static void unit_floats(float *dst, const struct weight *w, const uint8_t *unit,
     const uint8_t *sub = unit + 2 * r * info->n_head;
     for (int s = 0; s < info->n_sub; s++, sub += r * sub_lane_bytes(info)) {
         size_t ns = info->scale_bytes, nm = info->min_bytes;
-        const int8_t *sc = (const int8_t *)sub + ns * l, *mn = (const int8_t *)sub + ns * r + nm * l;
+        const int8_t *sc = (const int8_t *)sub + ns * l,
+                     *mn = (const int8_t *)sub + ns * r + nm * l;
         const uint8_t *low = sub + (ns + nm) * r;
         uint8_t q[ACT_BLOCK];
         pack_codes(q, info, low, low + info->low_bytes * r, w->lanes, lane);

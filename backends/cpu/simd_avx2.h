@@ -4,7 +4,6 @@
 enum { VL = 8, ROW_STEP = 4 };
 typedef __m256i vi;
 typedef __m256 vf;
-#define V_NAME "avx2"
 
 #define FN static inline __attribute__((always_inline))
 FN vi vi_load(const void *p) { return _mm256_loadu_si256(p); }

@@ -1,6 +1,5 @@
 /* Tests of the chat template engine: every published template with its reference cases (a table of
  * counts; listed templates must be complete), replay cases, and a promise a feature. */
-#define _GNU_SOURCE /* strcasestr */
 #include "tests/unit/unit.h"
 #include "text/text.h"
 
