@@ -23,8 +23,8 @@ CFLAGS  += -ffunction-sections -fdata-sections
 endif
 
 # One file an ISA level, each with its own flags; everything else is plain x86-64 (or the host's base).
-# (no reassociation: it would turn sums in registers into trees of spilled products)
-ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2 -fno-tree-reassoc
+
+ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mprefer-vector-width=512
 ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
 

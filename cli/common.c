@@ -1,6 +1,5 @@
 /* The option tables that several commands share, and opening stores, models and engines the way
  * every command does it. Owns nothing; what it opens is the caller's. */
-#define _GNU_SOURCE
 #include "cli/cli_internal.h"
 
 #include <sched.h>

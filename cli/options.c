@@ -2,7 +2,6 @@
  * `--name=value`, short ones `-n 5` and `-n5`; `--` ends them. Settings that were not given come
  * from INGOT_<NAME>. Refuses what it does not know, with the nearest known name. Owns the word
  * list and the lists of OPTION_LIST; every string stays in argv or the environment. */
-#define _GNU_SOURCE
 #include "cli/cli_internal.h"
 
 #include <ctype.h>

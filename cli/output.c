@@ -1,6 +1,5 @@
 /* What commands print: styles, sizes, ages, text made safe for a terminal, JSON; and reading the
  * inputs that commands take. Buffers are the caller's. */
-#define _GNU_SOURCE
 #include "cli/cli_internal.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* ingot template: the prompt text that a chat would produce, from a model's template or a Jinja
  * file; one chat, or a stream of JSON lines. Never loads weights. */
-#define _GNU_SOURCE
 #include "cli/cli_internal.h"
 
 #include <stdio.h>

@@ -71,7 +71,7 @@ static const uint8_t table_plus_128[16] = {1,   24,  45,  63,  79,  93,  106, 11
 FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t *high,
                  const int8_t *const *q, const vi *scale, int n_t)
 {
-    vi half[ROW_STEP];
+    vi half[MAX_ROWS];
     UNROLL for (int g = 0; g < 8; g++) {
         vi w = group_codes(k, low, high, g);
         if (k.kind == PACK_SIGNED)
@@ -104,7 +104,7 @@ FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t
                  const int8_t *const *q, const vi *scale, int n_t)
 {
     const int flush = flush_groups(k);
-    vi acc[ROW_STEP];
+    vi acc[MAX_ROWS];
     UNROLL for (int g = 0; g < 8; g++) {
         vi w = group_codes(k, low, high, g), sign = w;
         if (kind_signed(k)) {
@@ -119,8 +119,11 @@ FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t
                 a = vi_sign8(a, sign);
             vi p = vi_maddubs(w, a);
             acc[t] = g % flush ? vi_add16(acc[t], p) : p;
-            if (g % flush == flush - 1)
+            vi_opaque(&acc[t]); /* else the compiler computes all products first and spills them */
+            if (g % flush == flush - 1) {
                 sum[t] = vi_add32(sum[t], vi_madd16(acc[t], by));
+                vi_opaque(&sum[t]);
+            }
         }
     }
 }
@@ -166,10 +169,10 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
 {
     const struct act *a = p->m->a;
     const uint8_t *w = p->m->w->data + (size_t)p->panel * p->m->w->panel_bytes;
-    const int8_t *q[ROW_STEP];
-    const float *d[ROW_STEP], *s[ROW_STEP];
-    const int32_t *sums[ROW_STEP];
-    vf y[ROW_STEP];
+    const int8_t *q[MAX_ROWS];
+    const float *d[MAX_ROWS], *s[MAX_ROWS];
+    const int32_t *sums[MAX_ROWS];
+    vf y[MAX_ROWS];
     UNROLL for (int t = 0; t < n_t; t++) {
         int64_t row = p->row + t;
         q[t] = a->q + row * a->q_stride;
@@ -203,7 +206,7 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
             }
             if (zero && !kind_16(k))
                 wm = vf_mul(ws, vf_set((float)-zero));
-            vi sum[ROW_STEP];
+            vi sum[MAX_ROWS];
             UNROLL for (int t = 0; t < n_t; t++) sum[t] = vi_zero();
             sub_dots(sum, k, low, high, q, scale, n_t);
             vi min_pairs = k.min_bytes == 2 ? vi_s8_pairs(w + 2 * VL) : vi_zero();
@@ -241,8 +244,8 @@ FN void panel_float(const struct panel_args *p, uint32_t type, int n_t)
     const struct act *a = p->m->a;
     const uint8_t *w = p->m->w->data + (size_t)p->panel * p->m->w->panel_bytes;
     const int64_t n = p->m->w->n_in;
-    const float *x[ROW_STEP];
-    vf even[ROW_STEP], odd[ROW_STEP];
+    const float *x[MAX_ROWS];
+    vf even[MAX_ROWS], odd[MAX_ROWS];
     UNROLL for (int t = 0; t < n_t; t++) {
         x[t] = a->x + (int64_t)(p->row + t) * a->x_stride;
         even[t] = odd[t] = vf_zero();
@@ -263,7 +266,7 @@ FN void panel_float(const struct panel_args *p, uint32_t type, int n_t)
     store_rows(p, even, n_t);
 }
 
-/* ---- instances: for each type, 1 row and ROW_STEP rows at a time ---- */
+/* ---- instances: for each type, 1, 4 and 8 rows at a time ---- */
 
 #define KIND(...) ((const struct kind){__VA_ARGS__})
 #define EACH_QUANT(X)                                                                              \
@@ -279,48 +282,41 @@ FN void panel_float(const struct panel_args *p, uint32_t type, int n_t)
     X(Q6_K, PACK_K16, 8, 1, 2, 0, 16, 8, 4, 32)                                                    \
     X(Q3_K, PACK_K16, 8, 1, 2, 0, 8, 4, 2, 4)                                                      \
     X(Q2_K, PACK_K16_MIN, 8, 2, 2, 2, 8, 0, 2, 0)
+#define EACH_FLOAT(X) X(F32) X(F16) X(BF16)
 
+#define DEFINE_PANEL(name, call)                                                                   \
+    static void name(const struct panel_args *p)                                                   \
+    {                                                                                              \
+        call;                                                                                      \
+    }
 #define DEFINE_QUANT(type, ...)                                                                    \
-    static void panel1_##type(const struct panel_args *p)                                          \
-    {                                                                                              \
-        panel_quant(p, KIND(__VA_ARGS__), 1);                                                      \
-    }                                                                                              \
-    static void panel_n_##type(const struct panel_args *p)                                         \
-    {                                                                                              \
-        panel_quant(p, KIND(__VA_ARGS__), ROW_STEP);                                               \
-    }
-EACH_QUANT(DEFINE_QUANT)
-
+    DEFINE_PANEL(panel1_##type, panel_quant(p, KIND(__VA_ARGS__), 1))                              \
+    DEFINE_PANEL(panel4_##type, panel_quant(p, KIND(__VA_ARGS__), 4))                              \
+    DEFINE_PANEL(panel8_##type, panel_quant(p, KIND(__VA_ARGS__), 8))
 #define DEFINE_FLOAT(type)                                                                         \
-    static void panel1_##type(const struct panel_args *p)                                          \
-    {                                                                                              \
-        panel_float(p, GGUF_##type, 1);                                                            \
-    }                                                                                              \
-    static void panel_n_##type(const struct panel_args *p)                                         \
-    {                                                                                              \
-        panel_float(p, GGUF_##type, ROW_STEP / 2);                                                 \
-    }
-DEFINE_FLOAT(F32)
-DEFINE_FLOAT(F16)
-DEFINE_FLOAT(BF16)
+    DEFINE_PANEL(panel1_##type, panel_float(p, GGUF_##type, 1))                                    \
+    DEFINE_PANEL(panel4_##type, panel_float(p, GGUF_##type, 4))
+EACH_QUANT(DEFINE_QUANT)
+EACH_FLOAT(DEFINE_FLOAT)
 
 static const struct panel_fns {
     void (*one)(const struct panel_args *p);
-    void (*many)(const struct panel_args *p);
-    int step; /* rows of `many` */
+    void (*four)(const struct panel_args *p);
+    void (*eight)(const struct panel_args *p); /* NULL: four serves */
 } panel_fns[GGUF_DTYPE_END] = {
-#define ENTRY(type, ...) [GGUF_##type] = {panel1_##type, panel_n_##type, ROW_STEP},
-    EACH_QUANT(ENTRY)
-#define FLOAT_ENTRY(type) [GGUF_##type] = {panel1_##type, panel_n_##type, ROW_STEP / 2},
-    FLOAT_ENTRY(F32) FLOAT_ENTRY(F16) FLOAT_ENTRY(BF16)};
+#define QUANT_ENTRY(type, ...) [GGUF_##type] = {panel1_##type, panel4_##type, panel8_##type},
+#define FLOAT_ENTRY(type)      [GGUF_##type] = {panel1_##type, panel4_##type, NULL},
+    EACH_QUANT(QUANT_ENTRY) EACH_FLOAT(FLOAT_ENTRY)};
 
 static void matmul(const struct mm *m)
 {
     const struct panel_fns f = panel_fns[m->w->info->type];
     for (int32_t panel = m->panel; panel < m->panel_end; panel++) {
         struct panel_args p = {m, panel, m->row};
-        for (; p.row + f.step <= m->row_end; p.row += f.step)
-            f.many(&p);
+        for (; f.eight && p.row + 8 <= m->row_end; p.row += 8)
+            f.eight(&p);
+        for (; p.row + 4 <= m->row_end; p.row += 4)
+            f.four(&p);
         for (; p.row < m->row_end; p.row++)
             f.one(&p);
     }

@@ -1,7 +1,7 @@
 /* The vector words of kern_simd.h in AVX2, FMA and F16C: 8 lanes. */
 #include <immintrin.h>
 
-enum { VL = 8, ROW_STEP = 4 };
+enum { VL = 8, MAX_ROWS = 8 };
 typedef __m256i vi;
 typedef __m256 vf;
 

@@ -2,7 +2,7 @@
  * including file says V_VNNI: 16 lanes. */
 #include <immintrin.h>
 
-enum { VL = 16, ROW_STEP = 8 };
+enum { VL = 16, MAX_ROWS = 8 };
 typedef __m512i vi;
 typedef __m512 vf;
 

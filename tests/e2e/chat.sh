@@ -10,11 +10,12 @@ if ! command -v tmux >/dev/null || [ ! -f "$MODEL" ]; then
     exit 0
 fi
 TMP=$(mktemp -d)
-SOCKET=ingot-chat-$$
-T="tmux -L $SOCKET -f /dev/null"
-trap '$T kill-server 2>/dev/null; rm -rf "$TMP"' EXIT
+T=
+n_starts=0
+stop_tmux() { [ -z "$T" ] || $T kill-server 2>/dev/null; }
+trap 'stop_tmux; rm -rf "$TMP"' EXIT
 export INGOT_HOME=$TMP/home LC_ALL=C.UTF-8
-passed=0 failed=0
+passed=0 failed=0 ENV=
 
 screen() { $T capture-pane -p -S -200; }
 # see NAME PATTERN: the screen shows it within ten seconds.
@@ -49,10 +50,13 @@ prompt_again() { # until the last line of the screen is an empty prompt
     echo "FAILED $1: no prompt"
     screen | grep -v '^$' | tail -n 25
 }
-begin() { # ARGS...: a chat on a fresh screen
-    $T kill-server 2>/dev/null
-    $T new-session -d -x 60 -y 20 "'$INGOT' run '$MODEL' --seed 3 $*; echo \"status \$?\"; sleep 60"
+begin() { # ARGS...: a chat on a fresh screen, with a server of its own
+    stop_tmux
+    n_starts=$((n_starts + 1))
+    T="tmux -L ingot-chat-$$-$n_starts -f /dev/null"
+    $T new-session -d -x 60 -y 20 "env $ENV '$INGOT' run '$MODEL' --seed 3 $*; echo \"status \$?\"; sleep 60"
     prompt_again start
+    [ $failed = 0 ] || { echo "$passed passed, $failed failed, 0 skipped"; exit 1; }
 }
 
 talk() {
@@ -182,9 +186,7 @@ interrupt() {
 }
 
 plain() {
-    $T kill-server 2>/dev/null
-    $T new-session -d -x 60 -y 20 "env TERM=dumb '$INGOT' run '$MODEL' -n 4 --seed 3; echo \"status \$?\"; sleep 60"
-    prompt_again 'TERM=dumb'
+    ENV=TERM=dumb begin -n 4
     type_text 'Hello'
     keys Enter
     see 'a dumb terminal gets an answer' 'answer 4'
