@@ -16,7 +16,7 @@ CC      := clang
 endif
 CFLAGS  := -std=gnu11 -g $(OPT_$(MODE)) $(WARN) -ffp-contract=off -fno-math-errno -D_GNU_SOURCE= -I. -pthread $(EXTRA_CFLAGS)
 LIBS    := -lsqlite3 -lmbedcrypto -ljansson -lpcre2-8 -lutf8proc -lzstd -lz -lxxhash -lm
-LDFLAGS := -pthread
+LDFLAGS := -pthread $(filter -fsanitize=%,$(OPT_$(MODE)))
 ifeq ($(MODE),release)
 LDFLAGS += -static -Wl,--gc-sections
 CFLAGS  += -ffunction-sections -fdata-sections
@@ -100,7 +100,7 @@ fuzz:
 	@$(MAKE) --no-print-directory -j2 MODE=fuzz B=$(B)-fuzz fuzzers
 	tests/fuzz/run.sh $(B)-fuzz/fuzz
 e2e: all tools
-	tests/run.sh tests/e2e/*.sh tests/fault/*.sh
+	INGOT=$(B)/ingot tests/run.sh tests/e2e/*.sh tests/fault/*.sh
 tidy:
 	tests/tidy.sh
 format:

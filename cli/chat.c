@@ -86,7 +86,7 @@ static int slash_set(struct chat *c, char *arg, struct err *e)
         size_t best = SIZE_MAX;
         for (const struct option *k = sampling_options; k->name; k++)
             suggest(&nearest, &best, name, k->name);
-        return err_set(e, ERR_USAGE, "No parameter '%s'%s%s%s; /set alone shows them all.", name,
+        return err_set(e, ERR_USAGE, "no parameter '%s'%s%s%s; /set alone shows them all", name,
                        nearest ? " (did you mean " : "", nearest ? nearest : "",
                        nearest ? "?)" : "");
     }
@@ -286,8 +286,8 @@ static int slash_run(struct chat *c, char *line, struct err *e)
     if (!strcmp(line, "/exit") || !strcmp(line, "/quit"))
         nearest = "/bye";
     if (nearest)
-        return err_set(e, ERR_USAGE, "No command %.40s; did you mean %s?", line, nearest);
-    return err_set(e, ERR_USAGE, "No command %.40s; /help lists them.", line);
+        return err_set(e, ERR_USAGE, "no command %.40s; did you mean %s?", line, nearest);
+    return err_set(e, ERR_USAGE, "no command %.40s; /help lists them", line);
 }
 
 /* ---- answers ---- */
@@ -312,8 +312,9 @@ static void answer(struct chat *c, const char *text, size_t n, struct err *e)
         if (c->stats)
             print_stats(c);
     } else if (e->code == ERR_LIMIT && json_array_size(c->s->messages) > 1) {
-        note("The chat has outgrown the context: /clear starts over, or start again with a larger "
-             "--ctx.");
+        struct err full = *e;
+        *e = (struct err){0};
+        err_set(e, ERR_LIMIT, "the chat is full (/clear starts over): %.400s", full.msg);
     }
     putchar('\n');
     fflush(stdout);

@@ -4,6 +4,7 @@
 #include "cli/cli_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -79,9 +80,18 @@ static int start(int argc, char **argv, const struct command *const *all, struct
     return command_start(c, all, argc - 2, argv + 2, e);
 }
 
+/* A closed standard stream would give its number to the next file that is opened. */
+static void fill_streams(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0)
+            return; /* no /dev: nothing better to do */
+}
+
 int cli_main(int argc, char **argv, const struct command *const *commands)
 {
     struct err e = {0};
+    fill_streams();
     json_set_alloc_funcs(mem_alloc, mem_free);
     int rc = start(argc, argv, commands, &e);
     if (rc == 0 && (fflush(stdout) || ferror(stdout)))

@@ -160,7 +160,7 @@ leave() {
 }
 
 interrupt() {
-    begin --ctx 512 --temp 1.5
+    ENV=INGOT_ISA=scalar begin --ctx 512 --temp 1.5
     local i
     for i in 1 2 3 4 5 6 7 8; do # the tiny model is quick: try until one is caught
         type_text 'Hello'
@@ -169,6 +169,9 @@ interrupt() {
         keys C-c
         prompt_again 'after the answer was stopped'
         screen | grep -q '(stopped)' && break
+        type_text '/clear'
+        keys Enter
+        prompt_again 'after /clear'
     done
     see 'Ctrl-C stops the answer' '\(stopped\)'
     is 'Ctrl-C while answering does not end the program' "$(screen | grep -c 'status')" 0
