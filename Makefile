@@ -18,12 +18,11 @@ CFLAGS  := -std=gnu11 -g $(OPT_$(MODE)) $(WARN) -ffp-contract=off -fno-math-errn
 LIBS    := -lsqlite3 -lmbedcrypto -ljansson -lpcre2-8 -lutf8proc -lzstd -lz -lxxhash -lm
 LDFLAGS := -pthread $(filter -fsanitize=%,$(OPT_$(MODE)))
 ifeq ($(MODE),release)
-LDFLAGS += -static -Wl,--gc-sections
+LDFLAGS += -static -Wl,--gc-sections -Wl,--wrap=dlopen -Wl,-u,__wrap_dlopen  # base/no_dlopen.c
 CFLAGS  += -ffunction-sections -fdata-sections
 endif
 
 # One file an ISA level, each with its own flags; everything else is plain x86-64 (or the host's base).
-
 ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mprefer-vector-width=512
 ISA_avx512vnni := $(ISA_avx512) -mavx512vnni

@@ -1,5 +1,5 @@
 /* SHA-256 (mbedTLS), XXH3-128 (xxHash) and the clock. */
-#include "base/base.h"
+#include "base/base_internal.h"
 
 #include <mbedtls/sha256.h>
 #include <mbedtls/version.h>
@@ -36,6 +36,10 @@ void sha256_done(struct sha256 *s, uint8_t out[32])
 
 struct hash128 hash_xxh3(const void *p, size_t n, uint64_t seed)
 {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2"))
+        return hash_xxh3_avx2(p, n, seed);
+#endif
     XXH128_hash_t h = XXH3_128bits_withSeed(p, n, seed);
     return (struct hash128){h.low64, h.high64};
 }

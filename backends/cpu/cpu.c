@@ -12,7 +12,7 @@ static const struct {
     const struct kernels *k;
     const char *needs;
 } levels[] = {
-    /* best first */
+/* best first */
 #if defined(__x86_64__)
     {&kernels_avx512vnni, "avx512vnni"},
     {&kernels_avx512, "avx512bw"},
@@ -147,6 +147,8 @@ static int cpu_open(struct device **out, int index, const struct device_config *
     return 0;
 }
 
+static void free_load_bufs(struct device *d);
+
 static void cpu_close(struct device *d)
 {
     if (!d)
@@ -156,11 +158,14 @@ static void cpu_close(struct device *d)
         mem_pages_free(w->data, w->n_bytes);
         mem_free(w);
     }
+    free_load_bufs(d);
     pool_free(d->pool);
     mem_free(d);
 }
 
 /* ---- loading ---- */
+
+enum { LOAD_STEP_BYTES = 1 << 20 }; /* source bytes that a thread takes at a time */
 
 static void weight_shape(struct weight *w, const struct device *d, const struct weight_src *src)
 {
@@ -227,6 +232,32 @@ static void load_thread(void *ctx, int32_t thread)
     }
 }
 
+/* A buffer a thread of at least n bytes: fresh memory for each weight would cost as much as
+ * reading. */
+static bool grow_load_bufs(struct device *d, size_t n)
+{
+    int32_t threads = pool_threads(d->pool);
+    if (!d->load_bufs && !(d->load_bufs = mem_array((size_t)threads, sizeof *d->load_bufs)))
+        return false;
+    if (d->load_buf_bytes >= n)
+        return true;
+    d->load_buf_bytes = 0;
+    for (int32_t i = 0; i < threads; i++) {
+        mem_free(d->load_bufs[i]);
+        if (!(d->load_bufs[i] = mem_alloc(n)))
+            return false;
+    }
+    d->load_buf_bytes = n;
+    return true;
+}
+
+static void free_load_bufs(struct device *d)
+{
+    for (int32_t i = 0; d->load_bufs && i < pool_threads(d->pool); i++)
+        mem_free(d->load_bufs[i]);
+    mem_free(d->load_bufs);
+}
+
 static int load_matrix(struct device *d, struct weight *w, const struct weight_src *src,
                        struct err *e)
 {
@@ -234,23 +265,22 @@ static int load_matrix(struct device *d, struct weight *w, const struct weight_s
     int32_t n = pool_threads(d->pool);
     struct load_job j = {.w = w, .src = src};
     j.row_bytes = (size_t)src->n_in / t->block_len * t->block_bytes;
-    j.step = MAX((int64_t)((1 << 20) / (j.row_bytes * (size_t)w->lanes + 1)), (int64_t)1);
-    j.bufs = mem_array((size_t)n, sizeof *j.bufs);
+    j.step = MAX((int64_t)(LOAD_STEP_BYTES / (j.row_bytes * (size_t)w->lanes + 1)), (int64_t)1);
     j.errs = mem_array((size_t)n, sizeof *j.errs);
-    bool ok = j.bufs && j.errs;
-    for (int32_t i = 0; ok && !src->map && i < n; i++)
-        ok = (j.bufs[i] = mem_alloc((size_t)j.step * (size_t)w->lanes * j.row_bytes)) != NULL;
     int rc = 0;
-    if (!ok)
-        rc = err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
-    else
+    if (!j.errs ||
+        (!src->map && !grow_load_bufs(d, (size_t)j.step * (size_t)w->lanes * j.row_bytes))) {
+        mem_free(j.errs);
+        return err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
+    }
+    j.bufs = d->load_bufs;
+    if (j.step < w->n_panels)
         pool_run(d->pool, load_thread, &j);
-    for (int32_t i = 0; j.errs && i < n; i++)
+    else
+        load_thread(&j, 0); /* too small to wake the others for */
+    for (int32_t i = 0; i < n; i++)
         if (!rc && j.errs[i].code)
             rc = err_set(e, j.errs[i].code, "%s", j.errs[i].msg);
-    for (int32_t i = 0; j.bufs && i < n; i++)
-        mem_free(j.bufs[i]);
-    mem_free(j.bufs);
     mem_free(j.errs);
     return rc;
 }

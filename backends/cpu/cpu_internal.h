@@ -152,6 +152,8 @@ struct device {
     const struct kernels *k;
     struct pool *pool;
     struct weight *weights; /* list of all */
+    uint8_t **load_bufs;    /* [threads], for weights that are read; kept from one to the next */
+    size_t load_buf_bytes;  /* of each */
     char describe[64];
 };
 
