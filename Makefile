@@ -23,15 +23,18 @@ CFLAGS  += -ffunction-sections -fdata-sections
 endif
 
 # One file an ISA level, each with its own flags; everything else is plain x86-64 (or the host's base).
+ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine)),)
 ISA_avx2   := -mavx2 -mfma -mf16c -mbmi2
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512cd -mprefer-vector-width=512
 ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
+endif
 
 SRC     := $(foreach f,$(FOLDERS),$(wildcard $(f)/*.c))
 OBJ     := $(SRC:%.c=$(B)/%.o)
 libobj   = $(filter $(B)/$(1)/%.o,$(OBJ))
 ARCHIVES := $(B)/libcli.a $(B)/libengine.a $(B)/libtext.a $(B)/libstore.a $(B)/libbackends.a $(B)/libgguf.a $(B)/libbase.a
-UNIT    := $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/test_*.c)) $(B)/unit/test_cpu_emulated
+UNIT    := $(patsubst tests/unit/%.c,$(B)/unit/%,$(wildcard tests/unit/test_*.c))
+EMULATED := $(addprefix $(B)/unit/,test_cpu_emulated test_refs_emulated test_engine_emulated)
 TOOLS   := $(patsubst tests/tools/%.c,$(B)/tools/%,$(wildcard tests/tools/*.c))
 FUZZ    := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -88,6 +91,8 @@ tools: $(TOOLS)
 fuzzers: $(FUZZ)
 test-unit: unit
 	tests/run.sh $(UNIT)
+emulated: $(EMULATED)
+	tests/run.sh $(EMULATED)
 asan:
 	@$(MAKE) --no-print-directory -j2 MODE=asan B=$(B)-asan unit
 	tests/run.sh $(UNIT:$(B)/%=$(B)-asan/%)
@@ -106,6 +111,8 @@ format:
 	clang-format -i $(shell git ls-files '*.c' '*.h')
 bench: all tools
 	tests/bench.sh $(B)
+bench-kernels: $(B)/tools/bench_kernels
+	$<
 
 # Everything that needs no GPU. Each step prints its own counts; the last line adds them up.
 check:
@@ -115,6 +122,6 @@ check:
 clean:
 	rm -rf $(B) $(B)-asan $(B)-tsan $(B)-fuzz
 
-.PHONY: all deps quickstart install unit tools fuzzers test-unit asan tsan fuzz e2e tidy format bench check clean
+.PHONY: all deps quickstart install unit tools fuzzers test-unit asan tsan emulated fuzz e2e tidy format bench bench-kernels check clean
 .SECONDARY:
 -include $(OBJ:.o=.d) $(B)/main.d $(wildcard $(B)/tests/*/*.d)

@@ -36,6 +36,7 @@ make="make --no-print-directory -j2 B=$B WERROR=-Werror"
 step build $make all unit tools
 step tidy tests/tidy.sh
 step unit $make test-unit
+step avx-512-emulated $make emulated
 step end-to-end $make e2e
 step asan $make asan
 step tsan $make tsan
