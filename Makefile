@@ -4,6 +4,8 @@ B       ?= build
 CC      := gcc
 MODE    ?= release
 WERROR  ?=
+# Commands are shown by one word and the file; V=1 shows them whole.
+run      = $(if $(V),$(2),@echo '  $(1) $@' && $(2))
 
 FOLDERS := base gguf text store backends backends/cpu engine cli
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(WERROR)
@@ -41,7 +43,7 @@ FUZZ    := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c)
 all: $(B)/ingot
 
 $(B)/ingot: $(B)/main.o $(ARCHIVES)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call run,LINK,$(CC) $(LDFLAGS) -o $@ $^ $(LIBS))
 
 $(B)/lib%.a:
 	@rm -f $@ && ar rcs $@ $^
@@ -53,25 +55,25 @@ $(foreach f,base gguf text store backends engine cli,$(eval $(call archive,$(f))
 isa      = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(call isa,$<) -MMD -MP -c -o $@ $<
+	$(call run,CC  ,$(CC) $(CFLAGS) $(call isa,$<) -MMD -MP -c -o $@ $<)
 
 $(B)/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/unit.o $(B)/tests/unit/tiny.o $(B)/tests/unit/oracle.o $(ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call run,LINK,$(CC) $(LDFLAGS) -o $@ $^ $(LIBS))
 # The AVX-512 kernels on any machine: compiled against tests/simde's stand-in for the intrinsics.
 EMU := $(B)/emu/kern_avx512.o $(B)/emu/kern_avx512vnni.o $(B)/tests/simde/emulated.o
 $(B)/emu/%.o: backends/cpu/%.c tests/simde/immintrin.h $(wildcard backends/cpu/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -Wall -Wextra -Wshadow,$(CFLAGS)) -w -O1 -fno-inline-functions -DUNROLL= -Wno-psabi -Itests/simde -c -o $@ $<
+	$(call run,CC  ,$(CC) $(filter-out -W%,$(CFLAGS)) -w -O1 -fno-inline-functions -DUNROLL= -Itests/simde -c -o $@ $<)
 $(B)/unit/%_emulated: $(B)/tests/unit/%.o $(B)/tests/unit/unit.o $(B)/tests/unit/tiny.o $(B)/tests/unit/oracle.o $(EMU) $(ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call run,LINK,$(CC) $(LDFLAGS) -o $@ $^ $(LIBS))
 $(B)/tools/%: $(B)/tests/tools/%.o $(B)/tests/unit/tiny.o $(ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call run,LINK,$(CC) $(LDFLAGS) -o $@ $^ $(LIBS))
 $(B)/fuzz/%: $(B)/tests/fuzz/%.o $(ARCHIVES)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $(OPT_$(MODE)) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+	$(call run,LINK,$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS))
 
 # ---- what people type ----
 

@@ -16,8 +16,8 @@ enum { KV_PAGE_TOKENS = 32 }; /* a constant of the KV layout version */
 enum kv_type { KV_F16, KV_F32, KV_TYPE_END };
 
 struct device_info {
-    char name[128];    /* "cpu: AMD EPYC (avx2), 2 threads" */
-    char detail[128];  /* what else a person wants to know */
+    char name[128];    /* the maker's: "AMD EPYC 9B14" */
+    char detail[128];  /* what else a person wants to know: "avx2 (used) scalar" */
     uint64_t free_bytes, total_bytes;
     bool usable;
     char why_not[160]; /* if not usable */
@@ -33,7 +33,8 @@ struct weight_src {
     int64_t n_in;      /* row length (values); of a vector its length */
     int64_t n_out;     /* rows; 0 for a vector (norms, biases, factors), which is kept as float32 */
     const void *map;   /* the bytes, when they are in memory already, else NULL */
-    int (*read)(void *user, void *dst, uint64_t offset, size_t n, struct err *e); /* else this */
+    /* else this: from several threads at once; fills *e when it fails */
+    int (*read)(void *user, void *dst, uint64_t offset, size_t n, struct err *e);
     void *user;
 };
 

@@ -58,16 +58,16 @@ void check_failed(const char *cond, const char *file, int line) __attribute__((n
 #define add_over(a, b, r) __builtin_add_overflow(a, b, r)
 
 /* ---- memory: one seam for every allocation, so that tests can make the n-th one fail ---- */
-void *mem_alloc(size_t n_bytes);               /* uninitialised; NULL when out of memory */
-void *mem_zalloc(size_t n_bytes);              /* zeroed */
-void *mem_array(size_t n, size_t item_bytes);  /* zeroed, NULL on overflow too */
-void *mem_realloc(void *p, size_t n_bytes);    /* p stays valid on failure */
-void mem_free(void *p);                        /* NULL is fine */
-char *mem_strdup(const char *s);               /* NULL when out of memory */
-void *mem_pages(size_t n_bytes);               /* page-aligned, zero, huge pages where offered */
-void mem_pages_free(void *p, size_t n_bytes);  /* for mem_pages only */
-uint64_t mem_alloc_count(void);                /* allocations so far, all threads */
-void mem_fail_at(uint64_t n);                  /* tests: the n-th from now fails; 0 = none */
+void *mem_alloc(size_t n_bytes);              /* uninitialised; NULL when out of memory */
+void *mem_zalloc(size_t n_bytes);             /* zeroed */
+void *mem_array(size_t n, size_t item_bytes); /* zeroed, NULL on overflow too */
+void *mem_realloc(void *p, size_t n_bytes);   /* p stays valid on failure */
+void mem_free(void *p);                       /* NULL is fine */
+char *mem_strdup(const char *s);              /* NULL when out of memory */
+void *mem_pages(size_t n_bytes);              /* page-aligned, zero, huge pages where offered */
+void mem_pages_free(void *p, size_t n_bytes); /* for mem_pages only */
+uint64_t mem_alloc_count(void);               /* allocations so far, all threads */
+void mem_fail_at(uint64_t n);                 /* tests: the n-th from now fails; 0 = none */
 
 /* Bump allocator: everything of one lifetime, freed together. */
 struct arena {
@@ -128,18 +128,20 @@ int file_map(struct mapped *m, const char *path, struct err *e); /* directories 
 void file_unmap(struct mapped *m);
 int file_read_all(struct buf *out, const char *path, size_t max_bytes, struct err *e);
 int file_write_all(const char *path, const void *p, size_t n, struct err *e); /* atomic: rename */
+/* Before a rename onto path: it must be absent or a regular file (never a device or a pipe). */
+int file_check_target(const char *path, struct err *e);
 int file_pread(int fd, void *dst, size_t n, uint64_t off, const char *name, struct err *e);
 int file_pwrite(int fd, const void *src, size_t n, uint64_t off, const char *name, struct err *e);
 void file_fail_at(uint64_t n, int error); /* tests: the n-th read or write from now fails so */
 
 /* ---- hashing ---- */
 struct sha256 {
-    uint64_t state[32]; /* opaque; holds the library's context */
+    uint64_t state[32]; /* opaque */
 };
 void sha256_init(struct sha256 *s);
 void sha256_add(struct sha256 *s, const void *p, size_t n);
 void sha256_done(struct sha256 *s, uint8_t out[32]);
-void hex_encode(char *out, const uint8_t *p, size_t n); /* 2n + 1 bytes, lower case */
+void hex_encode(char *out, const uint8_t *p, size_t n);              /* 2n + 1 bytes, lower case */
 int hex_decode(uint8_t *out, size_t max, const char *hex, size_t n); /* bytes, or -1 */
 struct hash128 {
     uint64_t lo, hi;

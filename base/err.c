@@ -8,18 +8,23 @@
 
 enum log_level log_threshold = LOG_WARN;
 
+/* Messages quote names out of files, and go to terminals and into JSON: not ending inside a
+ * character (the buffer may have been full), and '?' for controls (of Latin-1 too: a terminal obeys
+ * them) and for bytes that are no UTF-8. */
 static void clean_line(char *s)
 {
-    for (; *s; s++)
-        if ((unsigned char)*s < 0x20 || (unsigned char)*s == 0x7f)
-            *s = '?';
-}
-
-/* Cut a message that filled its buffer so that it does not end inside a character. */
-static void cut_whole(char *msg)
-{
-    size_t n = strlen(msg);
-    msg[n - utf8_tail(msg, n)] = 0;
+    size_t n = strlen(s);
+    n -= utf8_tail(s, n);
+    s[n] = 0;
+    while (n) {
+        uint32_t cp = 0;
+        int len = utf8_decode(&cp, s, n);
+        size_t used = (size_t)(len < 0 ? -len : len);
+        if (len < 0 || cp < 0x20 || (cp >= 0x7f && cp < 0xa0))
+            memset(s, '?', used);
+        s += used;
+        n -= used;
+    }
 }
 
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
@@ -32,7 +37,6 @@ int err_set(struct err *e, enum err_code code, const char *fmt, ...)
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
     clean_line(e->msg);
-    cut_whole(e->msg);
     return -1;
 }
 
@@ -46,9 +50,8 @@ int err_prefix(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(pre, sizeof pre, fmt, ap);
     va_end(ap);
-    snprintf(e->msg, sizeof e->msg, "%.299s: %.198s", pre, old);
+    snprintf(e->msg, sizeof e->msg, "%s: %.*s", pre, (int)(sizeof e->msg - 3 - strlen(pre)), old);
     clean_line(e->msg);
-    cut_whole(e->msg);
     return -1;
 }
 

@@ -29,17 +29,31 @@ static bool injected(void)
     return true;
 }
 
+static int check_regular(const struct stat *st, const char *path, struct err *e)
+{
+    return S_ISREG(st->st_mode)
+               ? 0
+               : err_set(e, ERR_USAGE, "'%s' is %s; name a file", path,
+                         S_ISDIR(st->st_mode) ? "a directory" : "not a regular file");
+}
+
 static int open_regular(int *fd, struct stat *st, const char *path, struct err *e)
 {
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: opening a pipe would wait for its writer. To a regular file it means nothing.
+     */
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0)
         return err_errno(e, "cannot open '%s'", path);
-    if (fstat(*fd, st) == 0 && S_ISREG(st->st_mode))
-        return 0;
-    bool dir = S_ISDIR(st->st_mode);
-    close(*fd);
-    return err_set(e, ERR_USAGE, "'%s' is %s; name a file", path,
-                   dir ? "a directory" : "not a regular file");
+    int rc = fstat(*fd, st) ? err_errno(e, "cannot read '%s'", path) : check_regular(st, path, e);
+    if (rc)
+        close(*fd);
+    return rc;
+}
+
+int file_check_target(const char *path, struct err *e)
+{
+    struct stat st;
+    return stat(path, &st) ? 0 : check_regular(&st, path, e);
 }
 
 int file_map(struct mapped *m, const char *path, struct err *e)
@@ -72,29 +86,45 @@ void file_unmap(struct mapped *m)
     *m = (struct mapped){0};
 }
 
+/* At most n bytes, 0 at the end of the file; -1 with errno. */
+static ssize_t read_some(int fd, void *dst, size_t n, uint64_t off)
+{
+    ssize_t got;
+    do
+        got = injected() ? -1 : pread(fd, dst, n, (off_t)off);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Read, not mapped: a file that shrinks meanwhile ends early and is no signal. */
 int file_read_all(struct buf *out, const char *path, size_t max_bytes, struct err *e)
 {
-    struct mapped m;
-    if (file_map(&m, path, e))
+    char piece[16384];
+    int fd, rc = 0;
+    struct stat st;
+    size_t at = 0;
+    if (open_regular(&fd, &st, path, e))
         return -1;
-    int rc = 0;
-    if (m.n > max_bytes)
-        rc = err_set(e, ERR_LIMIT, "'%s' has %zu bytes, more than the %zu allowed here", path, m.n,
-                     max_bytes);
-    else
-        buf_put(out, m.data, m.n);
-    if (!rc && out->failed)
-        rc = err_set(e, ERR_MEMORY, "out of memory reading '%s'", path);
-    file_unmap(&m);
+    for (ssize_t got = 1; !rc && got; at += (size_t)got) {
+        got = read_some(fd, piece, sizeof piece, at);
+        if (got < 0)
+            rc = err_errno(e, "cannot read '%s' at byte %zu", path, at);
+        else if ((size_t)got > max_bytes - at)
+            rc = err_set(e, ERR_LIMIT, "'%s' has more than the %zu bytes allowed here", path,
+                         max_bytes);
+        else
+            buf_put(out, piece, (size_t)got);
+        if (!rc && out->failed)
+            rc = err_set(e, ERR_MEMORY, "out of memory reading '%s'", path);
+    }
+    close(fd);
     return rc;
 }
 
 int file_pread(int fd, void *dst, size_t n, uint64_t off, const char *name, struct err *e)
 {
     for (char *p = dst; n;) {
-        ssize_t got = injected() ? -1 : pread(fd, p, n, (off_t)off);
-        if (got < 0 && errno == EINTR)
-            continue;
+        ssize_t got = read_some(fd, p, n, off);
         if (got < 0)
             return err_errno(e, "cannot read '%s' at byte %llu", name, (unsigned long long)off);
         if (got == 0)
@@ -127,6 +157,8 @@ int file_write_all(const char *path, const void *p, size_t n, struct err *e)
     char tmp[4200];
     if (snprintf(tmp, sizeof tmp, "%s.tmp%ld", path, (long)getpid()) >= (int)sizeof tmp)
         return err_set(e, ERR_LIMIT, "path too long: '%.200s...'", path);
+    if (file_check_target(path, e))
+        return -1;
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return err_errno(e, "cannot create '%s'", tmp);

@@ -56,7 +56,24 @@ struct bench {
     int32_t *ids; /* MAX(prompt, 1) of them */
     struct series prompt, gen;
     double read_bytes_s, int8_macs_s;
+    uint64_t prompt_macs, answer_bytes; /* what a token costs at least */
 };
+
+/* A prompt token costs a multiply-add for every weight of the layers' matrices: its embedding is
+ * one row that is looked up, and the output matrix runs for the last token alone. (What attention
+ * multiplies besides grows with the position and is left out.) An answer's token reads everything
+ * but, where it is not the output matrix as well, the table of embeddings. */
+static void count_costs(struct bench *b, const struct gguf *g)
+{
+    bool tied = !gguf_find_tensor(g, "output.weight");
+    for (uint64_t i = 0; i < g->n_tensors; i++) {
+        const struct gguf_tensor *t = &g->tensors[i];
+        if (t->n_dims > 1 && !strncmp(t->name, "blk.", 4))
+            b->prompt_macs += t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+        if (tied || strcmp(t->name, "token_embd.weight"))
+            b->answer_bytes += t->n_bytes;
+    }
+}
 
 /* Ids from splitmix64 (Steele et al., OOPSLA 2014) with a fixed seed. */
 static void fill_ids(int32_t *ids, size_t n, uint32_t n_vocab)
@@ -96,6 +113,12 @@ static int bench_runs(struct bench *b, struct err *e)
         if (o->gen) {
             if (bench_request(&s, b, 1, o->gen + 1, e))
                 return -1;
+            if (s.n_generated != o->gen + 1)
+                return err_set(
+                    e, ERR_LIMIT,
+                    "the context of %u tokens ends before the answer of %u; use a larger "
+                    "--ctx",
+                    engine_info(b->engine)->n_ctx, o->gen);
             b->gen.v[b->gen.n++] = (s.n_generated - 1) * 1e9 / (double)MAX(s.decode_ns, 1u);
         }
         if (interrupt_seen())
@@ -106,17 +129,16 @@ static int bench_runs(struct bench *b, struct err *e)
     return 0;
 }
 
-/* Parts of what the machine allows: a prompt token costs one multiply-accumulate a parameter; an
- * answer's token reads the file once. */
+/* Parts of what the machine allows. */
 static double prompt_part(const struct bench *b)
 {
-    double macs_s = series_median(&b->prompt) * (double)engine_info(b->engine)->n_params;
+    double macs_s = series_median(&b->prompt) * (double)b->prompt_macs;
     return b->int8_macs_s > 0 ? macs_s / b->int8_macs_s : 0;
 }
 
 static double gen_part(const struct bench *b)
 {
-    double bytes_s = series_median(&b->gen) * (double)engine_info(b->engine)->weight_file_bytes;
+    double bytes_s = series_median(&b->gen) * (double)b->answer_bytes;
     return b->read_bytes_s > 0 ? bytes_s / b->read_bytes_s : 0;
 }
 
@@ -130,7 +152,7 @@ static void print_series(const char *name, uint32_t n, const struct series *s, d
 static void bench_print(const struct bench *b)
 {
     const struct engine_info *i = engine_info(b->engine);
-    char bytes[16], params[16], rate[16];
+    char bytes[16], params[16], rate[16], macs[16], read[16];
     struct buf name = {0};
     put_clean(&name, i->name, strlen(i->name), 60);
     format_bytes(bytes, i->weight_file_bytes);
@@ -139,6 +161,9 @@ static void bench_print(const struct bench *b)
     printf("model    %s (%s, %s parameters, %s)\n", buf_str(&name), i->arch, params, bytes);
     printf("device   %s\n", i->describe);
     printf("machine  reads %s/s, %.1f G int8 multiply-adds/s\n", rate, b->int8_macs_s / 1e9);
+    format_count(macs, b->prompt_macs);
+    format_bytes(read, b->answer_bytes);
+    printf("a token  %s multiply-adds in a prompt, %s read in an answer\n", macs, read);
     printf("load     %.3f s\n", i->load_seconds);
     if (b->prompt.n)
         print_series("prompt", b->o->prompt, &b->prompt, prompt_part(b), "the int8 peak");
@@ -159,11 +184,12 @@ static json_t *series_json(uint32_t n, const struct series *s, double part)
 static json_t *bench_json(const struct bench *b)
 {
     const struct engine_info *i = engine_info(b->engine);
-    json_t *j = json_pack("{so ss sI sI so sf sf sf}", "model", json_text(i->name, strlen(i->name)),
-                          "arch", i->arch, "params", (json_int_t)i->n_params, "bytes",
-                          (json_int_t)i->weight_file_bytes, "device",
-                          json_text(i->describe, strlen(i->describe)), "load_s", i->load_seconds,
-                          "read_bytes_s", b->read_bytes_s, "int8_macs_s", b->int8_macs_s);
+    json_t *j = json_pack(
+        "{so ss sI sI so sf sf sf sI sI}", "model", json_text(i->name, strlen(i->name)), "arch",
+        i->arch, "params", (json_int_t)i->n_params, "bytes", (json_int_t)i->weight_file_bytes,
+        "device", json_text(i->describe, strlen(i->describe)), "load_s", i->load_seconds,
+        "read_bytes_s", b->read_bytes_s, "int8_macs_s", b->int8_macs_s, "prompt_macs",
+        (json_int_t)b->prompt_macs, "answer_bytes", (json_int_t)b->answer_bytes);
     if (j && b->prompt.n)
         json_object_set_new(j, "prompt", series_json(b->o->prompt, &b->prompt, prompt_part(b)));
     if (j && b->gen.n)
@@ -196,6 +222,7 @@ static int bench_run(const struct command_args *a, struct err *e)
         goto out;
     }
     fill_ids(b.ids, n_ids, engine_info(b.engine)->n_vocab);
+    count_costs(&b, model_file_gguf(s.file));
     interrupt_begin(-1);
     rc = bench_runs(&b, e);
     interrupt_end();
@@ -219,8 +246,10 @@ const struct command command_bench = {
     .name = "bench",
     .summary = "measure prompt, answer and load speed",
     .usage = "MODEL [--prompt 512] [--gen 128] [--reps 3] [--json]",
-    .about = "Measure how fast a model reads a prompt and writes an answer, beside the machine's\n"
-             "measured read bandwidth and int8 peak. Medians over --reps runs.",
+    .about =
+        "Measure how fast a model reads a prompt and writes an answer, beside the machine's\n"
+        "measured read bandwidth and int8 peak: a prompt's token costs the multiply-adds of the\n"
+        "layers' matrices, an answer's token reads the weights. Medians over --reps runs.",
     .examples = "  ingot bench smollm2\n"
                 "  ingot bench model.gguf --threads 2 --reps 5\n"
                 "  ingot bench smollm2 --prompt 2048 --gen 0 --json\n",

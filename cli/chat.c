@@ -112,10 +112,9 @@ static int slash_system(struct chat *c, char *arg, struct err *e)
         buf_fini(&b);
         return 0;
     }
-    if (now)
-        json_array_remove(c->s->messages, 0);
     json_t *m = json_pack("{ss so}", "role", "system", "content", json_text(arg, strlen(arg)));
-    if (!m || json_array_insert_new(c->s->messages, 0, m))
+    if (!m || (now ? json_array_set_new(c->s->messages, 0, m)
+                   : json_array_insert_new(c->s->messages, 0, m)))
         return err_set(e, ERR_MEMORY, "out of memory for the system prompt");
     note("System prompt set.");
     return 0;
@@ -393,7 +392,7 @@ int chat_run(struct session *s, struct err *e)
             break;
         if (r == LINE_INTERRUPT)
             note("/bye or Ctrl-D leaves.");
-        else
+        else if (r == LINE_OK)
             take_line(&c, &line);
         if (ferror(stdout)) {
             rc = err_errno(e, "cannot write to standard output");

@@ -142,10 +142,10 @@ void progress_end(struct progress *p, const char *past);
 /* ---- Ctrl-C (interrupt.c) ---- */
 
 /* From here on SIGINT is noted (and, when wake_fd >= 0, 1 is added to that eventfd) in place of
- * ending the program; a second one while the first is not yet taken ends it. */
+ * what it did before; a second one does that again. Calls do not nest. */
 void interrupt_begin(int wake_fd);
 bool interrupt_seen(void); /* since interrupt_begin */
-void interrupt_end(void);  /* the default again */
+void interrupt_end(void);  /* SIGINT does again what it did before */
 
 /* ---- word wrap (wrap.c) ---- */
 

@@ -31,7 +31,7 @@ static const struct option eval_options[] = {
 };
 #undef AT
 
-enum { EVAL_WINDOW = 512, EVAL_MAX_TEXT = 1 << 30 };
+enum { EVAL_WINDOW = 512, EVAL_MIN_WINDOW = 4, EVAL_MAX_TEXT = 1 << 30 };
 
 static int run_ids(struct engine *en, struct request *r, struct err *e)
 {
@@ -80,8 +80,9 @@ static int eval_tokens(const struct eval_opts *o, struct engine *en, const struc
     if (rc)
         return rc;
     if (o->json)
-        return print_json(json_pack("{ss si sI}", "logits", o->logits, "rows", (int)out.n_rows,
-                                    "width", (json_int_t)out.n_vocab),
+        return print_json(json_pack("{so sI sI}", "logits", json_text(o->logits, strlen(o->logits)),
+                                    "rows", (json_int_t)out.n_rows, "width",
+                                    (json_int_t)out.n_vocab),
                           e);
     if (!o->common.quiet)
         printf("%s: %u rows of %u float32\n", o->logits, out.n_rows, out.n_vocab);
@@ -173,7 +174,7 @@ static int tokenize_text(struct ids *ids, const struct eval_opts *o, const struc
     rc = 0;
     if (ids->failed)
         rc = err_set(e, ERR_MEMORY, "%s: out of memory for its tokens", o->text);
-    else if (ids->n < 4)
+    else if (ids->n < EVAL_MIN_WINDOW)
         rc =
             err_set(e, ERR_USAGE, "%s: %zu tokens are too few for a perplexity; give a longer text",
                     o->text, ids->n);
@@ -190,9 +191,13 @@ static int eval_run(const struct command_args *a, struct err *e)
     struct model_ref s = {0};
     struct engine *en = NULL;
     struct ids ids = {0};
-    if (!o->tokens == !o->text || (o->tokens && !o->logits))
+    if (!o->tokens == !o->text || !o->tokens != !o->logits)
         return usage_error(e,
                            "eval: give either --text FILE, or --tokens 1,2,3 with --logits FILE");
+    if (o->text && eo.ctx && eo.ctx < EVAL_MIN_WINDOW)
+        return usage_error(e,
+                           "eval: --ctx %u is too short a window for a perplexity; use %d or more",
+                           eo.ctx, EVAL_MIN_WINDOW);
     int rc = o->tokens ? parse_ids(&ids, o->tokens, "--tokens", e) : 0;
     if (rc)
         goto out;

@@ -1,5 +1,5 @@
-/* Ctrl-C while something runs: noted, passed on through an eventfd, and taken for good the second
- * time. One at a time a process; owns no memory. */
+/* Ctrl-C while something runs: noted, passed on through an eventfd, and left to what was in force
+ * before the second time. One at a time a process; owns no memory. */
 #include "cli/cli_internal.h"
 
 #include <errno.h>
@@ -8,18 +8,19 @@
 
 static volatile sig_atomic_t seen;
 static volatile sig_atomic_t wake = -1;
+static struct sigaction before;
 
 static void on_interrupt(int sig)
 {
     int saved = errno;
-    if (seen) { /* nobody reacts: end as if there were no handler */
-        signal(sig, SIG_DFL);
+    uint64_t one = 1;
+    if (seen) { /* nobody reacts yet: as if there were no handler */
+        sigaction(sig, &before, NULL);
         raise(sig);
+    } else if (wake >= 0 && write(wake, &one, sizeof one) < 0) {
+        sigaction(sig, &before, NULL);
     }
     seen = 1;
-    uint64_t one = 1;
-    if (wake >= 0 && write(wake, &one, sizeof one) < 0)
-        signal(sig, SIG_DFL);
     errno = saved;
 }
 
@@ -28,7 +29,7 @@ void interrupt_begin(int wake_fd)
     struct sigaction sa = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
     seen = 0;
     wake = wake_fd;
-    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGINT, &sa, &before);
 }
 
 bool interrupt_seen(void)
@@ -38,7 +39,6 @@ bool interrupt_seen(void)
 
 void interrupt_end(void)
 {
-    struct sigaction sa = {.sa_handler = SIG_DFL};
-    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGINT, &before, NULL);
     wake = -1;
 }

@@ -77,7 +77,8 @@ struct lineedit;
 int lineedit_new(struct lineedit **out, const char *history_path, const char *const *words,
                  struct err *e);
 void lineedit_free(struct lineedit *l);
-/* Read one text, which may have several lines; it is put into out, unquoted. */
+/* Read one text, which may have several lines; it is put into out, unquoted. LINE_FAILED: out is
+ * not the whole text. LINE_OK with e filled: only the history could not be kept. */
 enum line_result lineedit_read(struct buf *out, struct lineedit *l, const char *prompt,
                                const char *more, struct err *e);
 /* While an answer runs: keys are not echoed, Ctrl-C still sends its signal. */

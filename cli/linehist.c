@@ -69,6 +69,19 @@ static int compact(const struct linehist *h, struct err *e)
     return rc;
 }
 
+/* The file, or of one that grew too large its newest part, which starts inside a line. */
+static int read_tail(struct buf *out, bool *cut, const char *path, struct err *e)
+{
+    struct mapped m;
+    if (file_map(&m, path, e))
+        return -1;
+    *cut = m.n > HISTORY_MAX_BYTES;
+    size_t n = MIN(m.n, (size_t)HISTORY_MAX_BYTES);
+    buf_put(out, m.data + (m.n - n), n);
+    file_unmap(&m);
+    return out->failed ? err_set(e, ERR_MEMORY, "out of memory for the history") : 0;
+}
+
 int linehist_open(struct linehist *h, const char *path, struct err *e)
 {
     *h = (struct linehist){0};
@@ -81,11 +94,13 @@ int linehist_open(struct linehist *h, const char *path, struct err *e)
     h->path = mem_strdup(path);
     if (!h->path)
         return err_set(e, ERR_MEMORY, "out of memory for the history");
-    if (file_read_all(&b, path, HISTORY_MAX_BYTES, &fe) && fe.code != ERR_NOT_FOUND) {
+    bool cut = false;
+    if (read_tail(&b, &cut, path, &fe) && fe.code != ERR_NOT_FOUND) {
         *e = fe;
         rc = -1;
     }
-    for (size_t i = 0; !rc && i < b.n;) {
+    const char *whole = cut ? memchr(b.data, '\n', b.n) : b.data;
+    for (size_t i = whole ? (size_t)(whole - b.data) : b.n; !rc && i < b.n;) {
         const char *end = memchr(b.data + i, '\n', b.n - i);
         size_t n = end ? (size_t)(end - (b.data + i)) : b.n - i;
         if (n && utf8_valid(b.data + i, n)) {
@@ -98,7 +113,7 @@ int linehist_open(struct linehist *h, const char *path, struct err *e)
         n_lines++;
         i += n + 1;
     }
-    if (!rc && n_lines > 2 * HISTORY_MAX)
+    if (!rc && (cut || n_lines > 2 * HISTORY_MAX))
         rc = compact(h, e);
     buf_fini(&b);
     return rc;

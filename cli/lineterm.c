@@ -81,6 +81,9 @@ static void watch_signals(void)
     static const int ends[] = {SIGTERM, SIGHUP, SIGQUIT};
     struct sigaction resize = {.sa_handler = on_resize}, end = {.sa_handler = on_end};
     sigaction(SIGWINCH, &resize, NULL); /* no SA_RESTART: it wakes the read */
+    /* At the prompt Ctrl-C is a key, and while an answer runs interrupt.c stops that. Between the
+     * two, and pressed again before the answer has stopped, it ends nothing. */
+    signal(SIGINT, SIG_IGN);
     for (size_t i = 0; i < ARRAY_LEN(ends); i++)
         sigaction(ends[i], &end, NULL);
 }
@@ -238,8 +241,8 @@ enum line_result lineedit_read(struct buf *out, struct lineedit *l, const char *
         err_set(e, ERR_MEMORY, "out of memory for the line");
         return LINE_FAILED;
     }
-    if (r == LINE_OK && linehist_add(&l->history, buf_str(out), e))
-        r = LINE_FAILED;
+    if (r == LINE_OK)
+        linehist_add(&l->history, buf_str(out), e);
     lineedit_unquote(out);
     return r;
 }

@@ -19,13 +19,19 @@ static const struct option list_options[] = {
 static json_t *list_json(const struct store_model *m, size_t n)
 {
     json_t *all = json_array();
-    for (size_t i = 0; i < n; i++, m++)
-        json_array_append_new(all, json_pack("{ss ss ss ss sI sI sI sI sI ss}", "name", m->name,
-                                             "digest", m->digest, "arch", m->arch, "quant",
-                                             m->quant, "bytes", (json_int_t)m->n_bytes, "params",
-                                             (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx,
-                                             "added", (json_int_t)m->added, "shards",
-                                             (json_int_t)m->n_shards, "link", m->link_path));
+    for (size_t i = 0; i < n; i++, m++) {
+        /* A path may be any bytes. */
+        json_t *one =
+            json_pack("{ss ss ss ss sI sI sI sI sI so}", "name", m->name, "digest", m->digest,
+                      "arch", m->arch, "quant", m->quant, "bytes", (json_int_t)m->n_bytes, "params",
+                      (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx, "added",
+                      (json_int_t)m->added, "shards", (json_int_t)m->n_shards, "link",
+                      json_text(m->link_path, strlen(m->link_path)));
+        if (json_array_append_new(all, one)) {
+            json_decref(all);
+            return NULL;
+        }
+    }
     return all;
 }
 

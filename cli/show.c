@@ -25,7 +25,8 @@ static const struct option show_options[] = {
 enum { SHOW_ITEMS = 8 }; /* of an array that are printed */
 
 struct summary {
-    char arch[64], name[128], license[64], quant[32];
+    struct gguf_str arch, name, license; /* as the file spells them; never NULL */
+    const char *quant;
     uint64_t n_params, n_bytes;
     uint32_t n_ctx, n_layers, n_embd;
     struct {
@@ -34,35 +35,33 @@ struct summary {
     bool has_template;
 };
 
-static void get_text(char *out, size_t out_bytes, const struct gguf *g, const char *key)
+static struct gguf_str get_text(const struct gguf *g, const char *key)
 {
-    struct gguf_str s = {0};
-    struct buf b = {0};
-    if (gguf_get_str(g, key, &s, NULL) == 0)
-        put_clean(&b, s.p, s.n, out_bytes / 4 - 1); /* a column is at most four bytes */
-    snprintf(out, out_bytes, "%s", buf_str(&b));
-    buf_fini(&b);
+    struct gguf_str s = {"", 0};
+    gguf_get_str(g, key, &s, NULL); /* of another type: as if absent */
+    return s;
 }
 
-static uint32_t get_arch_u32(const struct gguf *g, const char *arch, const char *key)
+static uint32_t get_arch_u32(const struct gguf *g, struct gguf_str arch, const char *key)
 {
     char full[128];
     uint32_t v = 0;
-    snprintf(full, sizeof full, "%s.%s", arch, key);
+    snprintf(full, sizeof full, "%.*s.%s", (int)MIN(arch.n, (size_t)80), arch.p, key);
     return gguf_get_u32(g, full, &v, NULL) == 0 ? v : 0;
 }
 
 static void summarize(struct summary *m, const struct gguf *g)
 {
-    *m = (struct summary){0};
-    struct gguf_str t = {0};
-    get_text(m->arch, sizeof m->arch, g, "general.architecture");
-    get_text(m->name, sizeof m->name, g, "general.name");
-    get_text(m->license, sizeof m->license, g, "general.license");
+    *m = (struct summary){
+        .arch = get_text(g, "general.architecture"),
+        .name = get_text(g, "general.name"),
+        .license = get_text(g, "general.license"),
+        .quant = "",
+        .has_template = get_text(g, "tokenizer.chat_template").n > 0,
+    };
     m->n_ctx = get_arch_u32(g, m->arch, "context_length");
     m->n_layers = get_arch_u32(g, m->arch, "block_count");
     m->n_embd = get_arch_u32(g, m->arch, "embedding_length");
-    m->has_template = gguf_get_str(g, "tokenizer.chat_template", &t, NULL) == 0 && t.n;
     for (uint32_t i = 0; i < g->n_shards; i++)
         m->n_bytes += g->shards[i].file_bytes;
     for (uint64_t i = 0; i < g->n_tensors; i++) {
@@ -75,7 +74,7 @@ static void summarize(struct summary *m, const struct gguf *g)
     for (uint32_t i = 0; i < GGUF_DTYPE_END; i++) {
         if (m->types[i].n_bytes > most) {
             most = m->types[i].n_bytes;
-            snprintf(m->quant, sizeof m->quant, "%s", gguf_dtype_find(i)->name);
+            m->quant = gguf_dtype_find(i)->name;
         }
     }
 }
@@ -91,28 +90,38 @@ static void row(const char *name, const char *fmt, ...)
     putchar('\n');
 }
 
+/* A row of text from outside, cleaned. */
+static void row_text(const char *name, const char *p, size_t n, const char *absent)
+{
+    struct buf b = {0};
+    put_clean(&b, p, n, 200);
+    row(name, "%s", n ? buf_str(&b) : absent);
+    buf_fini(&b);
+}
+
 static void show_table(const struct summary *m, struct model_ref *s, const struct store_model *sm)
 {
     char params[16], bytes[16], age[24];
     format_count(params, m->n_params);
     format_bytes(bytes, m->n_bytes);
-    struct buf ref = {0};
-    put_clean(&ref, model_file_name(s->file), strlen(model_file_name(s->file)), 200);
-    row("model", "%s", buf_str(&ref));
-    buf_fini(&ref);
-    if (m->name[0])
-        row("name", "%s", m->name);
-    row("architecture", "%s, %u layers of width %u", m->arch[0] ? m->arch : "none stated",
+    const char *ref = model_file_name(s->file);
+    row_text("model", ref, strlen(ref), "");
+    if (m->name.n)
+        row_text("name", m->name.p, m->name.n, "");
+    struct buf arch = {0};
+    put_clean(&arch, m->arch.p, m->arch.n, 60);
+    row("architecture", "%s, %u layers of width %u", m->arch.n ? buf_str(&arch) : "none stated",
         m->n_layers, m->n_embd);
+    buf_fini(&arch);
     row("parameters", "%s", params);
     row("context", "%u tokens", m->n_ctx);
     row("quantization", "%s", m->quant);
     row("size", "%s", bytes);
     row("digest", "%s", model_file_digest(s->file));
-    row("license", "%s", m->license[0] ? m->license : "not stated");
+    row_text("license", m->license.p, m->license.n, "not stated");
     row("chat template", "%s", m->has_template ? "yes (--template prints it)" : "no");
     if (sm->link_path[0])
-        row("linked to", "%s", sm->link_path);
+        row_text("linked to", sm->link_path, strlen(sm->link_path), "");
     if (sm->added) {
         format_age(age, sm->added);
         row("added", "%s", age);
@@ -179,11 +188,12 @@ static json_t *show_json(const struct summary *m, struct model_ref *s, const str
                                           (json_int_t)m->types[i].n_bytes));
     const char *ref = model_file_name(s->file);
     json_t *j = json_pack(
-        "{so ss ss sI sI sI sI ss sI ss ss sb so}", "model", json_text(ref, strlen(ref)), "name",
-        m->name, "arch", m->arch, "params", (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx,
-        "layers", (json_int_t)m->n_layers, "width", (json_int_t)m->n_embd, "quant", m->quant,
-        "bytes", (json_int_t)m->n_bytes, "digest", model_file_digest(s->file), "license",
-        m->license, "chat_template", m->has_template, "tensors", types);
+        "{so so so sI sI sI sI ss sI ss so sb so}", "model", json_text(ref, strlen(ref)), "name",
+        json_text(m->name.p, m->name.n), "arch", json_text(m->arch.p, m->arch.n), "params",
+        (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx, "layers", (json_int_t)m->n_layers,
+        "width", (json_int_t)m->n_embd, "quant", m->quant, "bytes", (json_int_t)m->n_bytes,
+        "digest", model_file_digest(s->file), "license", json_text(m->license.p, m->license.n),
+        "chat_template", m->has_template, "tensors", types);
     if (j && sm->added)
         json_object_set_new(j, "added", json_integer(sm->added));
     if (j && sm->link_path[0])
@@ -257,6 +267,9 @@ static int show_run(const struct command_args *a, struct err *e)
     struct store_model sm = {0};
     struct summary m;
     int rc = -1;
+    if (o->template && (o->json || o->metadata))
+        return usage_error(e, "show: --template prints nothing else, so that --json and --metadata "
+                              "do not go with it");
     if (model_ref_open(&s, a->words[0], &o->common, e) ||
         (s.store && store_find(s.store, &sm, a->words[0], e)))
         goto out;

@@ -243,6 +243,9 @@ static int template_run(const struct command_args *a, struct err *e)
 {
     const struct template_opts *o = a->opts;
     struct loaded l = {0};
+    if (o->jsonl && (o->tools || o->extra))
+        return usage_error(e, "template: with --jsonl every line has its own \"tools\" and "
+                              "\"extra\"; leave out --tools and --extra");
     int rc = load_template(&l, a->words[0], o, e);
     if (!rc)
         rc = o->jsonl ? render_lines(&l, o, e) : render_one(&l, o, e);

@@ -242,6 +242,10 @@ static int tokenize_run(const struct command_args *a, struct err *e)
     if ((o->jsonl || o->decode) && a->n_words > 1)
         return usage_error(e, "tokenize: TEXT does not go with %s",
                            o->jsonl ? "--jsonl" : "--decode");
+    if (o->jsonl && (o->decode || o->json))
+        return usage_error(e, "tokenize: --jsonl does not go with --decode or --json");
+    if (o->decode && (o->add_special || o->special))
+        return usage_error(e, "tokenize: --add-special and --special do not go with --decode");
     if (model_ref_open(&s, a->words[0], &o->common, e))
         goto out;
     if (tokenizer_new(&t, model_file_gguf(s.file), e)) {

@@ -90,6 +90,9 @@ static int verify_run(const struct command_args *a, struct err *e)
         if (gguf_open(&g, ref, e) == 0)
             gguf_verify(g, o->deep, e);
         rc = report(o, ref, g, e);
+    } else if (o->deep) {
+        rc = usage_error(e, "verify: --deep is for files; of a model in the store every checksum "
+                            "is checked without it");
     } else {
         if (model_ref_open(&s, ref, &o->common, e) == 0 &&
             gguf_verify(model_file_gguf(s.file), false, e) == 0)

@@ -41,15 +41,17 @@ static void read_sampling(struct sample_params *p, const struct gguf *g)
         }
         double v = gguf_kv_number(kv, 0);
         struct sample_params next = *p;
+        struct err why = {0};
         if (!sampling_keys[i].whole) {
             float f = (float)v;
             memcpy((char *)&next + sampling_keys[i].at, &f, sizeof f);
-        } else if (v >= INT32_MIN && v <= INT32_MAX) {
+        } else if (v >= INT32_MIN && v <= INT32_MAX && v == floor(v)) {
             int32_t n = (int32_t)v;
             memcpy((char *)&next + sampling_keys[i].at, &n, sizeof n);
+        } else {
+            err_set(&why, ERR_CORRUPT, "it must be a whole number of 32 bits");
         }
-        struct err why = {0};
-        if (sample_check(&next, &why))
+        if (why.code || sample_check(&next, &why))
             log_line(LOG_WARN, "%s is %g; ignored: %s", sampling_keys[i].key, v, why.msg);
         else
             *p = next;

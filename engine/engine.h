@@ -97,7 +97,7 @@ struct request {
 int engine_submit(struct engine *en, struct request *r, struct err *e);
 /* Ask for its end; on_done comes within one step. From any thread, also after it is done. */
 void engine_cancel(struct engine *en, struct request *r);
-/* Submit and wait for on_done (r->on_done is used by the call). */
+/* Submit and wait for the end; r->on_done is not called. -1 with FINISH_ERROR too. */
 int engine_run(struct engine *en, struct request *r, struct request_stats *s, struct err *e);
 
 struct engine_counters {

@@ -154,10 +154,10 @@ static int load_weights(struct loaded *ld, struct model_file *f, const struct en
     for (size_t i = 0; i < n; i++) {
         struct model_tensor *mt = &ld->model.tensors[i];
         struct tensor_reader r = {f, mt->t};
-        if (!r.t || i == ROLE_ROPE_FREQS)
+        if (!r.t)
             continue;
         struct weight_src src = weight_source(&r, model_tensor_is_vector(i));
-        if (ld->be->load(ld->dev, &mt->w, &src, e))
+        if (i != ROLE_ROPE_FREQS && ld->be->load(ld->dev, &mt->w, &src, e))
             return -1;
         done += r.t->n_bytes;
         if (c->progress && !c->quiet_load && c->progress(c->user, done, ld->model.n_bytes))

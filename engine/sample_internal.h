@@ -35,7 +35,8 @@ struct scan_ops {
     const char *isa;
     /* The highest of each SCAN_BLOCK values (the last block may be short); true if one is NaN. */
     bool (*block_max)(float *block_max, const float *x, size_t n);
-    /* w[i] = exp((x[i] - max) * scale): 0 below exp(-87), else within 2 units in the last place. */
+    /* w[i] = exp((x[i] - max) * scale): 0 below exp(-87), else within 2 units in the last place.
+     * w may be x. */
     void (*weigh)(float *w, const float *x, size_t n, float max, float scale);
     /* Sum of at most SCAN_BLOCK values: 16 running sums (i mod 16), added up in order, in double.
      */

@@ -3,9 +3,14 @@
  * Every step is one IEEE operation in a fixed order, so all levels give the same bits. */
 #include "engine/sample_internal.h"
 
-/* Nothing here looks at floating-point exceptions; saying so lets selections become vector code. */
+/* Nothing here looks at floating-point exceptions; saying so lets selections become vector code.
+ * And a value depends on those at its own place only, so the result may lie where the values were.
+ */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-trapping-math")
+#define PLACEWISE _Pragma("GCC ivdep")
+#else
+#define PLACEWISE
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -78,6 +83,7 @@ INLINE float exp_nonpositive(float y)
 
 INLINE void weigh_body(float *w, const float *x, size_t n, float max, float scale)
 {
+    PLACEWISE
     for (size_t i = 0; i < n; i++)
         w[i] = exp_nonpositive((x[i] - max) * scale);
 }
@@ -102,8 +108,7 @@ INLINE double sum_body(const float *w, size_t n)
     {                                                                                              \
         return block_max_body(block_max, x, n);                                                    \
     }                                                                                              \
-    attr static void weigh_##level(float *restrict w, const float *x, size_t n, float max,         \
-                                   float scale)                                                    \
+    attr static void weigh_##level(float *w, const float *x, size_t n, float max, float scale)     \
     {                                                                                              \
         weigh_body(w, x, n, max, scale);                                                           \
     }                                                                                              \

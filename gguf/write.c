@@ -303,6 +303,8 @@ int gguf_writer_finish(struct gguf_writer *w, const char *path, struct err *e)
     }
     if (snprintf(tmp, sizeof tmp, "%s.tmp%ld", path, (long)getpid()) >= (int)sizeof tmp)
         return err_set(e, ERR_LIMIT, "path too long: '%.200s...'", path);
+    if (file_check_target(path, e))
+        return -1;
     if (build_header(&header, w, e)) {
         err_prefix(e, "cannot write '%.200s'", path);
         goto out;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/store_internal.h"
@@ -20,9 +21,10 @@ struct export
     void *user;
     struct hasher *hasher;
     uint64_t done_bytes;
-    uint32_t n_made;             /* partial files written so far */
-    int fd;                      /* the one being written */
-    uint64_t at;                 /* its length */
+    uint32_t n_made; /* partial files written so far */
+    int first;       /* open to the end (-1: not yet): its lock keeps others off the set */
+    int fd;          /* the one being written */
+    uint64_t at;     /* its length */
     char name[STORE_PATH_BYTES]; /* and its name */
     /* from the store */
     sqlite3 *db;
@@ -92,36 +94,48 @@ static int write_linked(struct export *x, uint32_t shard, struct err *e)
     return rc;
 }
 
-static int write_shard(struct export *x, uint32_t i, struct err *e)
+/* The partial file for us alone. Once locked it must still have its name: between our open and our
+ * lock another export may have published it. */
+static int open_locked(struct export *x, struct err *e)
 {
-    if (partial_name(x->name, x, i, e))
-        return -1;
-    x->fd = open(x->name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    struct stat held, named;
+    x->fd = open(x->name, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (x->fd < 0)
         return err_errno(e, "cannot create '%s'", x->name);
-    int rc = 0;
-    if (flock(x->fd, LOCK_EX | LOCK_NB))
-        rc = err_set(e, ERR_BUSY, "'%s' is being written by another process", x->name);
-    else
-        x->n_made = i + 1; /* ours, and to be removed on failure */
+    if (flock(x->fd, LOCK_EX | LOCK_NB) == 0 && fstat(x->fd, &held) == 0 &&
+        stat(x->name, &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev)
+        return 0;
+    close(x->fd);
+    return err_set(e, ERR_BUSY, "'%s' is being written by another process", x->name);
+}
+
+static int write_shard(struct export *x, uint32_t i, struct err *e)
+{
+    if (partial_name(x->name, x, i, e) || open_locked(x, e))
+        return -1;
+    x->n_made = i + 1; /* ours, and to be removed on failure */
     x->at = 0;
-    if (!rc && ftruncate(x->fd, 0))
-        rc = err_errno(e, "cannot write '%s'", x->name);
+    int rc = ftruncate(x->fd, 0) ? err_errno(e, "cannot write '%s'", x->name) : 0;
     if (!rc)
         rc = x->db ? write_stored(x, i, e) : write_linked(x, i, e);
     if (!rc && fsync(x->fd))
         rc = err_errno(e, "cannot write '%s'", x->name);
-    close(x->fd);
+    if (i == 0)
+        x->first = x->fd;
+    else
+        close(x->fd);
     return rc;
 }
 
 static int refuse_existing(const struct export *x, struct err *e)
 {
     char path[STORE_PATH_BYTES];
-    for (uint32_t i = 0; !x->replace && i < x->m->n_shards; i++) {
+    for (uint32_t i = 0; i < x->m->n_shards; i++) {
         if (shard_path(path, sizeof path, x->path, i, x->m->n_shards))
             return err_set(e, ERR_LIMIT, "path too long: '%.200s'", x->path);
-        if (access(path, F_OK) == 0)
+        if (file_check_target(path, e))
+            return -1;
+        if (!x->replace && access(path, F_OK) == 0)
             return err_set(e, ERR_EXISTS,
                            "'%s' is there already; choose another path or replace it", path);
     }
@@ -186,11 +200,13 @@ int store_export(struct store *s, const char *name, const char *path, bool repla
     if (!(x = mem_zalloc(sizeof *x)))
         return err_set(e, ERR_MEMORY, "out of memory exporting '%s'", name);
     *x = (struct export){
-        .m = &m, .path = path, .replace = replace, .progress = progress, .user = user};
+        .m = &m, .path = path, .replace = replace, .progress = progress, .user = user, .first = -1};
     int rc = export_all(x, s, e);
     for (uint32_t i = 0; rc && i < x->n_made; i++)
         if (!partial_name(partial, x, i, NULL))
             unlink(partial);
+    if (x->first >= 0)
+        close(x->first);
     hasher_free(x->hasher);
     sqlite3_blob_close(x->blob);
     db_close(x->db);

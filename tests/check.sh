@@ -23,7 +23,7 @@ step() { # name, command...
     "$@" >"$log" 2>&1
     rc=$?
     if [ $rc -eq 0 ] && [ -z "${VERBOSE:-}" ]; then
-        grep -vE '^(gcc|clang|ar|make) |^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 400
+        grep -vE '^  (CC  |LINK) |^make\[|^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 400
     else
         cat "$log"
     fi

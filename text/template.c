@@ -187,6 +187,8 @@ static int set_variables(struct render *r, const struct template_args *a)
 {
     void *it = a->extra ? json_object_iter((json_t *)a->extra) : NULL;
     for (; it; it = json_object_iter_next((json_t *)a->extra, it)) {
+        if (render_spend(r, 1 + r->t->n_syms / 16))
+            return -1;
         struct value *v = find_variable(r, json_object_iter_key(it), json_object_iter_key_len(it));
         if (v && val_from_json(v, r, json_object_iter_value(it)))
             return -1;

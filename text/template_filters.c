@@ -217,6 +217,8 @@ static int filter_truncate(struct value *out, struct render *r, struct call *c)
     if (c->self.kind != V_STR)
         return render_fail(r, "truncate needs a string, not '%s'", val_type(c->self));
     s = c->self;
+    if (render_spend_chars(r, s.s->n))
+        return -1;
     size_t bytes = str_byte_of(s.s, (size_t)(length - n_end));
     const char *blank = val_truth(c->arg[1]) ? NULL : memrchr(s.s->p, ' ', bytes);
     struct value head;
@@ -326,7 +328,9 @@ static bool read_int(int64_t *out, const struct tstr *s, int64_t base)
         from++;
     while (to > from && char_is_space((uint8_t)s->p[to - 1]))
         to--;
-    for (size_t i = from; i < to && n + 1 < sizeof digits; i++) {
+    if (to - from >= sizeof digits) /* no 64 bits, or read as a float */
+        return false;
+    for (size_t i = from; i < to; i++) {
         bool joint = s->p[i] == '_' && i > from && i + 1 < to && s->p[i - 1] != '_';
         if (!joint)
             digits[n++] = s->p[i];
@@ -440,7 +444,7 @@ static double round_to(double f, int64_t places)
         snprintf(text, sizeof text, "%.*f", (int)MIN(places, 60), f);
         return strtod(text, NULL);
     }
-    double unit = pow(10, (double)MIN(-places, 400));
+    double unit = pow(10, -(double)MAX(places, -400));
     return isinf(unit) ? 0 : nearbyint(f / unit) * unit;
 }
 
@@ -467,8 +471,8 @@ static int filter_round(struct value *out, struct render *r, struct call *c)
         f = round_to(f, places);
     else
         f = (up ? ceil(f * unit) : floor(f * unit)) / unit;
-    *out = common && v.kind != V_FLOAT ? VAL_INT((int64_t)f) : VAL_FLOAT(f);
-    return 0;
+    *out = VAL_FLOAT(f);
+    return common && v.kind != V_FLOAT ? int_of_float(out, r, f, *out) : 0;
 }
 
 /* ---- the table ---- */

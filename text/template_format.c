@@ -403,6 +403,17 @@ static int field_base(struct value *out, struct render *r, struct braces *b, con
     return render_fail(r, "format() has no argument for '{%.*s}'", (int)MIN(n, (size_t)60), p);
 }
 
+/* All of it digits, and a number that fits: an index, else a key. */
+static bool read_index(int64_t *out, const char *p, size_t n)
+{
+    *out = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!isdigit((uint8_t)p[i]) || mul_over(*out, (int64_t)10, out) ||
+            add_over(*out, (int64_t)(p[i] - '0'), out))
+            return false;
+    return n > 0;
+}
+
 /* name, then .attribute and [item] as often as wanted. */
 static int field_value(struct value *out, struct render *r, struct braces *b, const char *p,
                        size_t n)
@@ -418,12 +429,11 @@ static int field_value(struct value *out, struct render *r, struct braces *b, co
         while (at < n && (item ? p[at] != ']' : p[at] != '.' && p[at] != '['))
             at++;
         struct value key;
-        char *end;
-        if (str_new(&key, r, p + from, at - from))
-            return -1;
-        int64_t i = item && isdigit((uint8_t)p[from]) ? strtoll(key.s->p, &end, 10) : 0;
-        if (item && isdigit((uint8_t)p[from]) && !*end)
+        int64_t i;
+        if (item && read_index(&i, p + from, at - from))
             key = VAL_INT(i);
+        else if (str_new(&key, r, p + from, at - from))
+            return -1;
         if (item ? get_item(out, r, *out, key) : get_attr(out, r, *out, key, NULL))
             return -1;
         at += item;

@@ -46,11 +46,11 @@ static int put_token(struct lexer *x, int kind, int op, size_t at, size_t n)
     return 0;
 }
 
-static size_t skip_space(const struct lexer *x, size_t at)
+static size_t skip_space_to(const struct lexer *x, size_t at, size_t end)
 {
-    while (at < x->n) {
+    while (at < end) {
         uint32_t cp;
-        size_t len = char_decode(&cp, x->src + at, x->n - at);
+        size_t len = char_decode(&cp, x->src + at, end - at);
         if (!char_is_space(cp))
             break;
         at += len;
@@ -58,9 +58,14 @@ static size_t skip_space(const struct lexer *x, size_t at)
     return at;
 }
 
+static size_t skip_space(const struct lexer *x, size_t at)
+{
+    return skip_space_to(x, at, x->n);
+}
+
 static bool all_space(const struct lexer *x, size_t from, size_t to)
 {
-    return skip_space(x, from) >= to;
+    return skip_space_to(x, from, to) == to;
 }
 
 static bool looking_at(const struct lexer *x, size_t at, const char *lit)

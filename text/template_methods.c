@@ -120,6 +120,15 @@ static const char *find_last(const struct tstr *s, size_t end, const struct tstr
     return sep->n ? NULL : s->p + end;
 }
 
+/* What finding all of them costs at worst: sep is compared at every place. */
+static int spend_find_last(struct render *r, const struct tstr *s, const struct tstr *sep)
+{
+    size_t places = s->n >= sep->n ? s->n - sep->n + 1 : 0, cost;
+    if (mul_over(places, sep->n / 8, &cost) || add_over(cost, s->n, &cost))
+        cost = SIZE_MAX;
+    return render_spend_chars(r, cost);
+}
+
 static void reverse_list(struct tlist *l)
 {
     for (size_t i = 0; i < l->n / 2; i++) {
@@ -134,7 +143,7 @@ static int rsplit_at(struct tlist *l, struct render *r, struct value s, const st
 {
     size_t end = s.s->n;
     const char *hit;
-    if (render_spend_chars(r, s.s->n * sep->n / 8 + s.s->n))
+    if (spend_find_last(r, s.s, sep))
         return -1;
     while (max-- != 0 && (hit = find_last(s.s, end, sep))) {
         size_t at = (size_t)(hit - s.s->p);
@@ -246,7 +255,7 @@ static int partition(struct value *out, struct render *r, struct call *c, bool f
         return -1;
     if (!sep->n)
         return render_fail(r, "%s() needs a separator that is not empty", c->row->name);
-    if (render_spend_chars(r, s->n))
+    if (from_right ? spend_find_last(r, s, sep) : render_spend_chars(r, s->n))
         return -1;
     const char *hit = from_right ? find_last(s, s->n, sep) : mem_find(s->p, s->n, sep->p, sep->n);
     size_t at = hit ? (size_t)(hit - s->p) : 0;
@@ -308,13 +317,13 @@ static int affix(struct value *out, struct render *r, struct call *c, bool at_en
         if (arg_str(&t, r, c, 0))
             return -1;
         out->b = has_affix(s.s, t, at_end);
-        return 0;
+        return render_spend_bulk(r, MIN(s.s->n, t->n));
     }
     for (size_t i = 0; i < x.l->n && !out->b; i++) {
         if (x.l->v[i].kind != V_STR)
             return render_fail(r, "%s() needs strings in its tuple", c->row->name);
         out->b = has_affix(s.s, x.l->v[i].s, at_end);
-        if (render_spend(r, 1))
+        if (render_spend(r, 1) || render_spend_bulk(r, MIN(s.s->n, x.l->v[i].s->n)))
             return -1;
     }
     return 0;
@@ -336,7 +345,7 @@ static int find_text(struct value *out, struct render *r, struct call *c, bool l
     struct tstr *x;
     int64_t start, len;
     if (sub_range(&s, r, c, &start) || arg_str(&x, r, c, 0) || val_len(&len, r, c->self) ||
-        render_spend_chars(r, s.s->n))
+        (last ? spend_find_last(r, s.s, x) : render_spend_chars(r, s.s->n)))
         return -1;
     const char *hit = last ? find_last(s.s, s.s->n, x) : mem_find(s.s->p, s.s->n, x->p, x->n);
     *out = VAL_INT(-1);
@@ -414,7 +423,7 @@ static int str_replace_method(struct value *out, struct render *r, struct call *
 static int remove_affix(struct value *out, struct render *r, struct call *c, bool at_end)
 {
     struct tstr *x;
-    if (arg_str(&x, r, c, 0))
+    if (arg_str(&x, r, c, 0) || render_spend_bulk(r, MIN(c->self.s->n, x->n)))
         return -1;
     size_t n = has_affix(c->self.s, x, at_end) ? x->n : 0;
     return str_sub(out, r, c->self, at_end ? 0 : n, c->self.s->n - n);

@@ -343,9 +343,11 @@ static int slice_str(struct value *out, struct render *r, struct value of, const
         at += char_len(of.s->p + at, of.s->n - at);
     }
     where[n] = (uint32_t)at;
-    for (int64_t i = 0, c = s->start; i < s->n; i++, c += s->step)
+    for (int64_t i = 0; i < s->n; i++) {
+        int64_t c = s->start + i * s->step;
         if (render_put(r, of.s->p + where[c], where[c + 1] - where[c]))
             return -1;
+    }
     if (render_take(out, r, mark))
         return -1;
     out->markup = of.markup;
@@ -368,8 +370,10 @@ static int slice_range(struct value *out, struct render *r, struct value of, con
     struct range *g = render_alloc(r, sizeof *g);
     if (!g)
         return -1;
-    *g = (struct range){.start = of.range->start + s->start * of.range->step, .n = s->n};
-    if (mul_over(of.range->step, s->step, &g->step) || mul_over(g->n, g->step, &g->stop) ||
+    *g = (struct range){.n = s->n};
+    if (mul_over(s->start, of.range->step, &g->start) ||
+        add_over(g->start, of.range->start, &g->start) ||
+        mul_over(of.range->step, s->step, &g->step) || mul_over(g->n, g->step, &g->stop) ||
         add_over(g->stop, g->start, &g->stop))
         return overflow(r);
     *out = (struct value){.kind = V_RANGE, .range = g};

@@ -7,12 +7,15 @@
 
 int var_get(struct value *out, struct render *r, uint32_t sym)
 {
-    for (const struct scope *s = r->scope; s->up; s = s->up)
+    for (const struct scope *s = r->scope; s->up; s = s->up) {
+        if (render_spend(r, s->n / 16))
+            return -1;
         for (uint32_t i = 0; i < s->n; i++)
             if (s->vars[i].sym == sym) {
                 *out = s->vars[i].v;
                 return 0;
             }
+    }
     if (r->root[sym].kind != V_MISSING) {
         *out = r->root[sym];
     } else if (r->t->globals[sym]) {
@@ -31,6 +34,8 @@ static int var_set(struct render *r, uint32_t sym, struct value v)
         r->root[sym] = v;
         return 0;
     }
+    if (render_spend(r, s->n / 16))
+        return -1;
     for (uint32_t i = 0; i < s->n; i++)
         if (s->vars[i].sym == sym) {
             s->vars[i].v = v;
@@ -211,7 +216,7 @@ static int loop_pull(struct value *out, struct render *r, struct loop *l)
 {
     for (;;) {
         int rc = walk_next(out, &l->walk, r);
-        if (rc <= 0 || !l->node->c)
+        if (rc <= 0 || !l->node->c || l->filtered)
             return rc;
         struct scope *outer = r->scope;
         struct value test;
@@ -269,7 +274,7 @@ static int loop_next(struct value *out, struct render *r, struct loop *l)
     int rc = 1;
     *out = l->after;
     if (l->after.kind == V_MISSING)
-        rc = l->filtered ? walk_next(out, &l->walk, r) : loop_pull(out, r, l);
+        rc = loop_pull(out, r, l);
     l->after.kind = V_MISSING;
     if (rc <= 0)
         return rc;
@@ -517,6 +522,8 @@ static int bind_param(struct render *r, const struct param *m, const struct call
     struct value v = {.kind = V_MISSING};
     if (i < c->n_pos)
         v = c->pos[i];
+    else if (render_spend(r, c->n_kw / 8))
+        return -1;
     for (uint32_t k = 0; v.kind == V_MISSING && k < c->n_kw; k++)
         if (str_equal(c->kw[k].name, name)) {
             kw_used[k] = true;

@@ -240,33 +240,37 @@ int str_concat(struct value *out, struct render *r, struct value a, struct value
 
 /* ---- trimming ---- */
 
-static bool in_set(const struct tstr *set, const char *p, size_t len, uint32_t cp)
+/* To be trimmed? 1 or 0, or -1 when the budget is used up: a long set is searched every time. */
+static int in_set(struct render *r, const struct tstr *set, const char *p, size_t len, uint32_t cp)
 {
-    return set ? mem_find(set->p, set->n, p, len) != NULL : char_is_space(cp);
+    if (!set)
+        return char_is_space(cp);
+    return render_spend_bulk(r, set->n) ? -1 : mem_find(set->p, set->n, p, len) != NULL;
 }
 
 int str_trim(struct value *out, struct render *r, struct value s, const struct tstr *set, int ends)
 {
     const char *p = s.s->p;
     size_t from = 0, to = s.s->n;
+    int rc = 0;
     while ((ends & TRIM_LEFT) && from < to) {
         uint32_t cp;
         size_t len = char_decode(&cp, p + from, to - from);
-        if (!in_set(set, p + from, len, cp))
+        if ((rc = in_set(r, set, p + from, len, cp)) <= 0)
             break;
         from += len;
     }
-    while ((ends & TRIM_RIGHT) && to > from) {
+    while (rc >= 0 && (ends & TRIM_RIGHT) && to > from) {
         uint32_t cp;
         size_t at = to - 1;
         while (at > from && ((uint8_t)p[at] & 0xc0) == 0x80)
             at--;
         size_t len = char_decode(&cp, p + at, to - at);
-        if (at + len != to || !in_set(set, p + at, len, cp))
+        if (at + len != to || (rc = in_set(r, set, p + at, len, cp)) <= 0)
             break;
         to = at;
     }
-    if (render_spend_chars(r, s.s->n - (to - from)))
+    if (rc < 0 || render_spend_chars(r, s.s->n - (to - from)))
         return -1;
     return str_sub(out, r, s, from, to - from);
 }

@@ -330,9 +330,8 @@ static int64_t dict_at(int *rc, struct render *r, struct tdict *d, const struct 
             at = d->index[slot] - 1;
         if (d->e[at].hash != want->hash)
             continue;
-        bool eq = d->e[at].key.kind == V_STR && want->key.kind == V_STR &&
-                  str_equal(d->e[at].key.s, want->key.s);
-        if (!eq && d->e[at].key.kind != V_STR && val_equal(&eq, r, d->e[at].key, want->key))
+        bool eq;
+        if (val_equal(&eq, r, d->e[at].key, want->key))
             return *rc = -1;
         if (eq)
             return at;

@@ -2,6 +2,9 @@
  * table. Owns the packed weights. */
 #include "backends/cpu/cpu_internal.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +30,15 @@ __attribute__((weak)) bool cpu_emulates(const char *needs)
     return false;
 }
 
+#if defined(__x86_64__)
+/* CPUID leaf 1, ECX bit 29; not every compiler's built-in knows the name. */
+static bool cpu_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
 static bool cpu_has(const char *needs)
 {
     if (!needs || cpu_emulates(needs))
@@ -34,7 +46,7 @@ static bool cpu_has(const char *needs)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+                cpu_has_f16c() && __builtin_cpu_supports("bmi2");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512cd");
@@ -281,6 +293,8 @@ static int load_matrix(struct device *d, struct weight *w, const struct weight_s
     for (int32_t i = 0; i < n; i++)
         if (!rc && j.errs[i].code)
             rc = err_set(e, j.errs[i].code, "%s", j.errs[i].msg);
+    if (!rc && atomic_load(&j.failed))
+        rc = err_set(e, ERR_IO, "cannot read %s", src->name);
     mem_free(j.errs);
     return rc;
 }

@@ -78,7 +78,8 @@ void pack_codes(uint8_t q[ACT_BLOCK], const struct pack_info *info, const uint8_
                 const uint8_t *high, int32_t lanes, int32_t lane);
 
 /* Activations of one matmul input, in float and, where a quantized weight wants it, in int8 blocks
- * of 32 with one float scale: x = d * q, d = max|x| / 127. */
+ * of 32 with one float scale: x = d * q, d = max|x| / 127. A block that holds an infinity or a NaN
+ * has d = NaN, so that it shows in every row of the result. */
 struct act {
     const float *x; /* [rows][x_stride] */
     int32_t x_stride;
@@ -115,6 +116,8 @@ struct attn { /* one task: n_q query rows that share a KV head, over the pages o
     float *scratch;      /* attn_scratch_floats() */
 };
 enum { ATTN_ROWS = 8 }; /* rows of one task at most */
+
+#define ACT_TINY 1e-36f /* a block whose max|x| is not above it has q = 0: 127 / max overflows */
 
 struct kernels {
     const char *name;

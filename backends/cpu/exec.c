@@ -89,9 +89,21 @@ static size_t layout_scratch(struct exec *x, const struct plan *p, uint8_t *base
     return at + q_bytes + 3 * f_bytes + attn_floats * 4 * (size_t)n_threads;
 }
 
+/* A size that does not fit the type is one that nothing has room for. */
+static size_t mul_sizes(size_t a, size_t b)
+{
+    size_t r;
+    return mul_over(a, b, &r) ? SIZE_MAX : r;
+}
+
+static size_t kv_bytes(const struct plan *p)
+{
+    return mul_sizes(mul_sizes(kv_layer_bytes(p), (size_t)p->n_kv_layers), (size_t)p->n_pages);
+}
+
 void exec_bytes(struct device *d, const struct plan *p, uint64_t *kv, uint64_t *scratch)
 {
-    *kv = (uint64_t)p->n_pages * kv_layer_bytes(p) * (uint64_t)p->n_kv_layers;
+    *kv = kv_bytes(p);
     *scratch = layout_scratch(NULL, p, NULL, pool_threads(d->pool));
 }
 
@@ -172,7 +184,7 @@ int exec_new(struct device *d, struct exec **out, const struct plan *p, struct e
     x->kv_elem_bytes = kv_elem_bytes(p->kv_type);
     x->layer_bytes = kv_layer_bytes(p);
     x->page_bytes = x->layer_bytes * (size_t)p->n_kv_layers;
-    x->kv_bytes = x->page_bytes * (size_t)p->n_pages;
+    x->kv_bytes = kv_bytes(p);
     x->scratch_bytes = layout_scratch(x, p, NULL, pool_threads(d->pool));
     if (exec_alloc(x, p)) {
         err_set(e, ERR_MEMORY,
@@ -229,10 +241,13 @@ static int index_batch(struct exec *x, const struct batch *b, struct err *e)
     if (b->n_rows < 1 || b->n_rows > x->plan.max_batch || b->n_want > x->plan.max_out)
         return err_set(e, ERR_LIMIT, "batch of %d rows, %d wanted; the plan allows %d and %d",
                        b->n_rows, b->n_want, x->plan.max_batch, x->plan.max_out);
+    int32_t n_rows = 0;
     x->n_blocks = 0;
     for (int32_t s = 0; s < b->n_seqs; s++) {
         const struct batch_seq *q = &b->seqs[s];
-        CHECK(q->first_row >= 0 && q->first_row + q->n_rows <= b->n_rows);
+        n_rows += q->n_rows;
+        CHECK(q->n_rows > 0 && n_rows <= b->n_rows);
+        CHECK(q->first_row >= 0 && q->first_row <= b->n_rows - q->n_rows);
         CHECK(q->pos >= 0 && q->pos + q->n_rows <= x->plan.n_ctx);
         for (int32_t i = 0; i < q->n_rows; i++) {
             x->row_seq[q->first_row + i] = s;
@@ -242,6 +257,9 @@ static int index_batch(struct exec *x, const struct batch *b, struct err *e)
                     (struct attn_block){s, q->first_row + i, MIN(ATTN_ROWS, q->n_rows - i)};
         }
     }
+    CHECK(n_rows == b->n_rows);
+    for (int32_t i = 0; i < b->n_want; i++)
+        CHECK(b->want[i] >= 0 && b->want[i] < b->n_rows);
     return 0;
 }
 

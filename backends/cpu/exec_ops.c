@@ -249,18 +249,37 @@ static bool writes_slot(const struct exec *x, const struct region *r, int32_t sl
     return false;
 }
 
+static bool reads_slot(const struct exec *x, const struct region *r, int32_t slot)
+{
+    for (int32_t i = r->first; i < r->first + r->n_ops; i++)
+        if (x->plan.ops[i].in == slot || x->plan.ops[i].add == slot)
+            return true;
+    return false;
+}
+
+/* Does a task of the region read rows of the slot that are another task's? */
+static bool gathers_slot(const struct exec *x, const struct region *r, int32_t slot)
+{
+    for (int32_t i = r->first; i < r->first + r->n_ops; i++)
+        if (x->plan.ops[i].kind == OP_ROWS && x->plan.ops[i].in == slot)
+            return true;
+    return false;
+}
+
 /* May op join the region without a barrier? Row-wise ops may, as long as they stay on their row
- * (OP_ROWS reads other rows, so not what this region writes); matmuls may if they read the same
- * input and nothing that the region writes. */
+ * (OP_ROWS reads other rows: the region must not write what it reads, before or after it); matmuls
+ * may if they read the same input, nothing that the region writes, and write nothing that it reads.
+ */
 static bool may_join(const struct exec *x, const struct region *r, const struct op *op,
                      bool out_rows)
 {
     if (kind_of(op) != r->kind || r->out_rows != out_rows || r->kind == REGION_ATTENTION)
         return false;
     if (r->kind == REGION_ROWS)
-        return r->quant_slot < 0 && !(op->kind == OP_ROWS && writes_slot(x, r, op->in));
+        return !(op->kind == OP_ROWS && writes_slot(x, r, op->in)) && !gathers_slot(x, r, op->out);
     return x->plan.ops[r->first].in == op->in && !writes_slot(x, r, op->in) &&
-           !writes_slot(x, r, op->out) && (op->add < 0 || !writes_slot(x, r, op->add));
+           !writes_slot(x, r, op->out) && (op->add < 0 || !writes_slot(x, r, op->add)) &&
+           !reads_slot(x, r, op->out);
 }
 
 static void add_region(struct region_list *l, enum region_kind kind, int32_t first, int32_t n_ops,

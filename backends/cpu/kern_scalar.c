@@ -105,10 +105,12 @@ static void quantize(const struct act *a, const float *x, int32_t row, int32_t n
 {
     int8_t *q = a->q + (int64_t)row * a->q_stride;
     for (int32_t b = 0; b < n_in / 32; b++, x += 32, q += 32) {
-        float max = 0;
-        for (int i = 0; i < 32; i++)
+        float max = 0, bad = 0;
+        for (int i = 0; i < 32; i++) {
             max = fmaxf(max, fabsf(x[i]));
-        float d = max / 127, inv = max > 0 ? 127 / max : 0;
+            bad += x[i] * 0; /* NaN once x is not finite */
+        }
+        float d = max / 127 + bad, inv = max > ACT_TINY ? 127 / max : 0;
         int sum[2] = {0, 0};
         for (int i = 0; i < 32; i++) {
             q[i] = (int8_t)lrintf(x[i] * inv);

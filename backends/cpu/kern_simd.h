@@ -351,10 +351,15 @@ static void quantize(const struct act *a, const float *x, int32_t row, int32_t n
     int8_t *q = a->q + (int64_t)row * a->q_stride;
     int64_t at = (int64_t)row * a->n_blocks;
     for (int32_t b = 0; b < n_in / 32; b++, x += 32, q += 32, at++) {
-        vf max = vf_zero();
-        UNROLL for (int i = 0; i < 32; i += VL) max = vf_max(max, vf_abs(vf_load(x + i)));
+        vf max = vf_zero(), bad = vf_zero();
+        UNROLL for (int i = 0; i < 32; i += VL)
+        {
+            vf v = vf_load(x + i);
+            max = vf_max(max, vf_abs(v));
+            bad = vf_fma(v, vf_zero(), bad); /* NaN once v is not finite */
+        }
         float m = vf_hmax(max);
-        vf inv = vf_set(m > 0 ? 127 / m : 0);
+        vf inv = vf_set(m > ACT_TINY ? 127 / m : 0);
         vi sum[2] = {vi_zero(), vi_zero()};
         UNROLL for (int i = 0; i < 32; i += VL)
         {
@@ -363,8 +368,9 @@ static void quantize(const struct act *a, const float *x, int32_t row, int32_t n
             sum[i / 16] = vi_add32(sum[i / 16], v);
         }
         int s0 = vi_sum(sum[0]), s1 = vi_sum(sum[1]);
-        a->d[at] = m / 127;
-        a->s[at] = m / 127 * (float)(s0 + s1);
+        float d = m / 127 + vf_sum(bad);
+        a->d[at] = d;
+        a->s[at] = d * ((float)s0 + (float)s1);
         a->sums[at] = (int32_t)((uint32_t)(uint16_t)s0 | (uint32_t)(uint16_t)s1 << 16);
     }
 }
@@ -391,10 +397,11 @@ static void norm(float *out, const float *in, const float *w, int32_t n, float e
 }
 
 /* e^x for x clamped to -87..88: 2^n times a polynomial of the rest, |r| <= ln(2)/2, by Taylor's
- * series to degree 6 (remainder below 2e-7 of the value). */
+ * series to degree 6 (remainder below 2e-7 of the value). NaN stays NaN: of a NaN and a number the
+ * instructions take the second operand. */
 FN vf vf_exp(vf x)
 {
-    x = vf_min(vf_max(x, vf_set(-87.0f)), vf_set(88.0f));
+    x = vf_min(vf_set(88.0f), vf_max(vf_set(-87.0f), x));
     vi n = vi_round(vf_mul(x, vf_set(1.44269504f)));
     vf nf = vf_from_i32(n);
     vf r = vf_fma(nf, vf_set(-0.693359375f), x); /* ln 2 in two parts: the first has few bits */

@@ -166,7 +166,7 @@ interrupt() {
         type_text 'Hello'
         keys Enter
         sleep 0.0$i
-        keys C-c
+        keys C-c C-c # an impatient person presses it twice
         prompt_again 'after the answer was stopped'
         screen | grep -q '(stopped)' && break
         type_text '/clear'

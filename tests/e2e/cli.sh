@@ -62,7 +62,6 @@ usage() {
     refused 'surplus argument' 2 "unexpected 'x'" list x
     INGOT_TEMP=warm refused 'bad setting in the environment' 2 "INGOT_TEMP: 'warm'" run m hi
     refused 'a bad bias is found before the model is loaded' 2 'logit-bias' run m --logit-bias x hi
-    run --version >/dev/full
     "$INGOT" help >/dev/full 2>"$TMP/err"
     is 'a full disk behind standard output is an error' $? 1
 }
@@ -99,12 +98,15 @@ with_model() {
     ok 'show --template' 'message' show base --template
     ok 'show --metadata cuts arrays' 'tokens = .*283 in all' show "$m" --metadata
     ok 'show --json' '"license"' show base --json
+    refused 'show --template with --json' 2 'do not go with it' show base --template --json
+    odd_texts "$m"
     ok 'copy' 'also called' copy base other
     ok 'export' 'written' export base "$TMP/back.gguf"
     is 'export gives the same bytes' "$(cmp "$m" "$TMP/back.gguf" && echo same)" same
     refused 'export does not overwrite' 1 'back.gguf' export base "$TMP/back.gguf"
     ok 'verify a file' ': ok' verify "$m"
     ok 'verify a model of the store' ': ok' verify base
+    refused 'verify --deep of a model of the store' 2 'deep is for files' verify base --deep
     ok 'remove' 'removed other' remove other
     refused 'removed' 1 "no model 'other'" show other
     ok 'devices names the choice' '^\* ' devices
@@ -113,6 +115,23 @@ with_model() {
     refused 'unknown backend, devices' 2 "no backend 'cuda'" devices --backend cuda
     tokens_and_templates "$m"
     answers "$m"
+}
+
+# Names that no terminal and no JSON takes as they are.
+odd_texts() {
+    local m=$1 at dir=$TMP/d$'\377'
+    mkdir "$dir" && cp "$m" "$dir/m.gguf"
+    run import "$dir/m.gguf" --link --name linked
+    ok 'list --json has a model whose path is no UTF-8' '"name": "linked"' list --json
+    ok 'show of it' 'linked to .*d\?/m' show linked
+    ok 'show --json of it' '"link"' show linked --json
+    run remove linked
+    # A name of 170 bytes in the place of one of 10: the data keep their alignment of 32.
+    at=$(LC_ALL=C grep -abo 'general.name' "$m" | head -n 1 | cut -d: -f1)
+    { head -c $((at + 16)) "$m"; printf '\252\0\0\0\0\0\0\0aa'; printf 'm\314\201%.0s' $(seq 56)
+        tail -c +$((at + 16 + 8 + 10 + 1)) "$m"; } >"$TMP/marks.gguf"
+    ok 'show --json has the whole of a long name' '"name": "aa.*m.?.?"' show "$TMP/marks.gguf" --json
+    ok 'a long name does not break the table' '^name +aam' show "$TMP/marks.gguf"
 }
 
 tokens_and_templates() {
@@ -130,6 +149,8 @@ tokens_and_templates() {
     is 'bytes of ids' "$(sed -n 3p <<<"$out" | grep -c '48656c6c6f20796f75"}')" 1
     is 'a bad line has an error in its place' "$(sed -n 4p <<<"$out" | grep -c '"error"')" 1
     refused 'an id outside the vocabulary' 2 'token 99999 is outside' tokenize base --decode 1,99999
+    refused 'lines with --decode' 2 'jsonl does not go with' tokenize base --jsonl --decode 1
+    refused 'special tokens with --decode' 2 'do not go with --decode' tokenize base --special --decode 1
     refused 'text with --decode' 2 'TEXT does not go with' tokenize base x --decode 1
 
     printf '[{"role":"user","content":"Hi"}]' >"$TMP/chat.json"
@@ -140,6 +161,7 @@ tokens_and_templates() {
     INPUT=$TMP/in run template "$TMP/t.jinja" --jsonl --now 2026-01-15
     is 'lines: text' "$(sed -n 1p <<<"$out")" '{"text": "A|2026-01-15"}'
     is 'lines: error' "$(sed -n 2p <<<"$out" | grep -c '^{"error": ')" 1
+    refused 'lines with --extra' 2 'leave out --tools and --extra' template "$TMP/t.jinja" --jsonl --extra '{}'
     printf '{%% for' >"$TMP/bad.jinja"
     refused 'a template with a fault' 1 'bad.jinja' template "$TMP/bad.jinja" -m "$TMP/chat.json"
     refused 'a bad clock' 2 '--now' template "$TMP/t.jinja" -m "$TMP/chat.json" --now yesterday
@@ -179,10 +201,15 @@ answers() {
     refused 'an id outside the vocabulary, eval' 1 '99999' eval base --tokens 1,99999 --logits "$TMP/l"
     is 'nothing is left of a failed eval' "$(ls "$TMP/l" 2>/dev/null)" ''
     refused 'eval without a task' 2 '--text' eval base
+    refused 'logits of a text' 2 '--text' eval base --text "$TMP/in" --logits "$TMP/l"
+    refused 'a window too short to score' 2 'ctx 3 is too short' eval base --text "$TMP/in" --ctx 3
     for i in $(seq 60); do echo "Hello you, said number $i to the others."; done >"$TMP/book"
     ok 'perplexity' '"perplexity": [0-9.e]+,' eval base --text "$TMP/book" --json --ctx 128
     ok 'bench' '^answer +4 ' bench base --prompt 16 --gen 4 --reps 1
     ok 'bench --json' '"part_of_peak"' bench base --prompt 16 --gen 4 --reps 1 --json
+    # Of this model: q and output 32 x 32, k and v 32 x 16, three of 32 x 64; no embeddings, no output.
+    is 'a prompt token costs the matrices of the layers' "$(grep -o '"prompt_macs": [0-9]*' "$TMP/out")" '"prompt_macs": 9216'
+    refused 'an answer longer than the context' 1 'context of 16 tokens ends before' bench base --prompt 4 --gen 40 --ctx 16
 }
 
 hostile() {

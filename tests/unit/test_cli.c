@@ -3,6 +3,7 @@
 #include "cli/cli_internal.h"
 #include "tests/unit/unit.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -369,6 +370,25 @@ static void test_words_are_not_cut_at_the_edge(void)
     check_wrap("abcde fghi jk", "abcde fghi|jk");
 }
 
+/* ---- Ctrl-C ---- */
+
+static void test_a_second_interrupt_does_what_it_did_before(void)
+{
+    struct sigaction now;
+    signal(SIGINT, SIG_IGN);
+    interrupt_begin(-1);
+    OK(!interrupt_seen());
+    raise(SIGINT);
+    OK(interrupt_seen());
+    raise(SIGINT); /* would end this program, had it not been ignored before */
+    interrupt_end();
+    OK(sigaction(SIGINT, NULL, &now) == 0 && now.sa_handler == SIG_IGN);
+    signal(SIGINT, SIG_DFL);
+    interrupt_begin(-1);
+    interrupt_end();
+    OK(sigaction(SIGINT, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+}
+
 static const struct unit_test tests[] = {
     {"options in every spelling", test_options_in_every_spelling},
     {"every kind of value", test_every_kind_of_value},
@@ -387,6 +407,7 @@ static const struct unit_test tests[] = {
      test_streamed_text_keeps_lines_and_drops_controls},
     {"suggestions", test_suggestions},
     {"words are not cut at the edge", test_words_are_not_cut_at_the_edge},
+    {"a second interrupt does what it did before", test_a_second_interrupt_does_what_it_did_before},
 };
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
 /* The CPU kernels: packing loses nothing, every ISA level agrees with the plain meaning of each
  * operation over odd shapes, and the same row gives the same bits in any tile. */
 #include "backends/cpu/cpu_internal.h"
+#include "backends/cpu/exec_internal.h"
 #include "tests/unit/unit.h"
 
 #include <math.h>
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16,   GGUF_Q4_0, GGUF_Q4_1,
                                  GGUF_Q5_0, GGUF_Q5_1, GGUF_Q8_0,   GGUF_Q2_K, GGUF_Q3_K,
@@ -199,35 +202,56 @@ static void test_matmul_means_what_it_says_and_ignores_tiling(void)
     each_level(check_matmul);
 }
 
+/* All codes of a packed matrix become the same byte; its scales stay. */
+static void set_codes(struct weight *w, int byte)
+{
+    const struct pack_info *f = w->info;
+    size_t r = (size_t)w->lanes, n_units = (size_t)w->n_in / (32u * f->n_sub);
+    size_t scales = r * ((size_t)f->scale_bytes + f->min_bytes);
+    size_t codes = r * ((size_t)f->low_bytes + f->high_bytes);
+    for (size_t panel = 0; panel < (size_t)w->n_panels; panel++) {
+        uint8_t *p = w->data + panel * w->panel_bytes;
+        for (size_t u = 0; u < n_units; u++) {
+            p += 2 * r * f->n_head;
+            for (int s = 0; s < f->n_sub; s++, p += scales + codes)
+                memset(p + scales, byte, codes);
+        }
+    }
+}
+
+static void check_extreme(const struct kernels *k, struct matrix *m, const struct acts *s, int byte)
+{
+    float out[9 * 32];
+    set_codes(&m->w, byte);
+    for (int o = 0; o < 16; o++)
+        pack_row(m->values + o * s->n_in, &m->w, o);
+    struct mm mm = {&m->w, &s->a, out, NULL, NULL, 32, 0, 0, (int32_t)m->w.n_panels, 0, 9};
+    k->matmul(&mm);
+    for (int r = 0; r < 9; r++)
+        for (int o = 0; o < 16; o++) {
+            double norm, y = expected(m, s, r, o, &norm);
+            OK_MSG(norm == 0 || fabs((double)out[r * 32 + o] - y) < 2e-6 * norm,
+                   "%s %s, codes %02x: %g, not %g", k->name,
+                   gguf_dtype_find(m->w.info->type)->name, (unsigned)byte,
+                   (double)out[r * 32 + o], y);
+        }
+}
+
+/* Every code and every activation at its limit: no sum may wrap. */
 static void check_extremes(const struct kernels *k)
 {
+    static const int bytes[] = {0x00, 0x7f, 0x80, 0xff};
     for (size_t t = 3; t < ARRAY_LEN(types); t++) {
         struct matrix m;
         struct acts s;
         matrix_make(&m, k, types[t], 512, 16);
         acts_make(&s, k, 9, 512);
-        for (int i = 0; i < 9 * 512; i++) /* every code at its limit: no sum may wrap */
+        for (int i = 0; i < 9 * 512; i++)
             s.x[i / 512 * s.a.x_stride + i % 512] = i % 512 < 256 ? 3.0f : -3.0f;
         for (int r = 0; r < 9; r++)
             k->quantize(&s.a, s.x + r * s.a.x_stride, r, 512);
-        for (int r = 0; r < 16; r++)
-            for (int i = 0; i < 512; i++)
-                m.values[r * 512 + i] = (i + r) % 64 == 63 ? -1.0f : 7.5f;
-        const struct gguf_dtype_info *d = gguf_dtype_find(types[t]);
-        d->from_f32(m.blocks, m.values, 16 * 512);
-        d->to_f32(m.values, m.blocks, 16 * 512);
-        for (int p = 0; p < m.w.n_panels; p++)
-            pack_panel(&m.w, m.w.data + (size_t)p * m.w.panel_bytes,
-                       m.blocks + (size_t)(p * m.w.lanes) * m.row_bytes, m.row_bytes, m.w.lanes);
-        float out[9 * 32];
-        struct mm mm = {&m.w, &s.a, out, NULL, NULL, 32, 0, 0, (int32_t)m.w.n_panels, 0, 9};
-        k->matmul(&mm);
-        for (int r = 0; r < 9; r++)
-            for (int o = 0; o < 16; o++) {
-                double norm, y = expected(&m, &s, r, o, &norm);
-                OK_MSG(fabs((double)out[r * 32 + o] - y) < 2e-6 * norm, "%s %s: %g, not %g", k->name,
-                       d->name, (double)out[r * 32 + o], y);
-            }
+        for (size_t b = 0; b < ARRAY_LEN(bytes); b++)
+            check_extreme(k, &m, &s, bytes[b]);
         acts_fini(&s);
         matrix_fini(&m);
     }
@@ -402,6 +426,209 @@ static void test_attention_agrees_with_double_and_ignores_blocking(void)
     each_level(check_attention);
 }
 
+/* ---- infinities and NaN: a broken model must show, not answer ---- */
+
+static bool row_finite(const float *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+static void check_bad_input(const struct kernels *k, uint32_t type, float bad, int at)
+{
+    struct matrix m;
+    struct acts s;
+    float out[3 * 32];
+    matrix_make(&m, k, type, 512, 16);
+    acts_make(&s, k, 3, 512);
+    s.x[s.a.x_stride + at] = bad;
+    k->quantize(&s.a, s.x + s.a.x_stride, 1, 512);
+    struct mm mm = {&m.w, &s.a, out, NULL, NULL, 32, 0, 0, (int32_t)m.w.n_panels, 0, 3};
+    k->matmul(&mm);
+    OK(row_finite(out, 16) && row_finite(out + 64, 16));
+    for (int o = 0; o < 16; o++)
+        OK_MSG(!isfinite(out[32 + o]), "%s %s: %g at %d became %g", k->name,
+               gguf_dtype_find(type)->name, (double)bad, at, (double)out[32 + o]);
+    acts_fini(&s);
+    matrix_fini(&m);
+}
+
+static void check_overflow_in_cache(const struct kernels *k)
+{
+    enum { HD = 16, AT = 40 };
+    float q[N_POS * HD], one[HD], big[HD], out[N_POS * HD];
+    size_t half = HD * 32 * 2;
+    struct attn_case c = {HD, 1, KV_F16, calloc(N_PAGES * 2, half), q, NULL, NULL};
+    static const int32_t pages[] = {3, 0, 4};
+    for (int i = 0; i < N_POS * HD; i++)
+        q[i] = 1;
+    for (int i = 0; i < HD; i++) {
+        one[i] = 1;
+        big[i] = 1e6f; /* infinite in half precision */
+    }
+    for (int t = 0; t < N_POS; t++) {
+        uint8_t *page = c.kv + (size_t)pages[t / 32] * 2 * half;
+        k->kv_put(page + (size_t)(t % 32) * 2, t == AT ? big : one, HD, 32, KV_F16);
+        k->kv_put(page + half + (size_t)(t % 32 * HD) * 2, one, HD, 1, KV_F16);
+    }
+    run_attention(out, k, &c, 0, N_POS);
+    for (int p = 0; p < N_POS; p++)
+        OK_MSG(row_finite(out + p * HD, HD) == (p < AT), "%s: position %d gives %g", k->name, p,
+               (double)out[p * HD]);
+    free(c.kv);
+}
+
+static void check_not_finite(const struct kernels *k)
+{
+    for (size_t t = 0; t < ARRAY_LEN(types); t++)
+        for (int at = 64; at < 96; at += 13) {
+            check_bad_input(k, types[t], NAN, at);
+            check_bad_input(k, types[t], -INFINITY, at);
+        }
+    check_overflow_in_cache(k);
+}
+
+static void test_what_is_not_finite_is_not_hidden(void)
+{
+    each_level(check_not_finite);
+}
+
+/* ---- loading ---- */
+
+struct source {
+    const uint8_t *bytes;
+    atomic_int fail_in; /* the n-th read from now fails; 0: none */
+};
+
+static int read_source(void *user, void *dst, uint64_t offset, size_t n, struct err *e)
+{
+    struct source *s = user;
+    if (atomic_load(&s->fail_in) && atomic_fetch_sub(&s->fail_in, 1) == 1)
+        return err_set(e, ERR_CORRUPT, "chunk %d is bad", 7);
+    memcpy(dst, s->bytes + offset, n);
+    return 0;
+}
+
+static void test_weight_read_in_parts_is_the_one_mapped(void)
+{
+    enum { N_IN = 1024, N_OUT = 8197 }; /* some MiB: many parts, the last one odd */
+    struct device *d;
+    struct device_config c = {.n_threads = 3};
+    struct err e = {0}, why = {0};
+    size_t bytes = (size_t)N_IN / 32 * 34 * N_OUT;
+    uint8_t *blocks = malloc(bytes);
+    uint64_t seed = 3;
+    for (size_t i = 0; i < bytes; i++)
+        blocks[i] = (uint8_t)unit_rand(&seed);
+    struct source s = {.bytes = blocks};
+    struct weight_src src = {"m", GGUF_Q8_0, N_IN, N_OUT, blocks, NULL, NULL};
+    struct weight *mapped, *read, *none = NULL;
+    if (OK_CALL(backend_cpu.open(&d, 0, &c, &e), e)) {
+        OK_CALL(backend_cpu.load(d, &mapped, &src, &e), e);
+        src = (struct weight_src){"m", GGUF_Q8_0, N_IN, N_OUT, NULL, read_source, &s};
+        OK_CALL(backend_cpu.load(d, &read, &src, &e), e);
+        OK(mapped->n_bytes == read->n_bytes && backend_cpu.weight_bytes(d, &src) == read->n_bytes);
+        OK(!memcmp(mapped->data, read->data, read->n_bytes));
+        s.fail_in = 3;
+        OK(backend_cpu.load(d, &none, &src, &why) && !none && why.code == ERR_CORRUPT);
+        OK_MSG(!strcmp(why.msg, "chunk 7 is bad"), "%s", why.msg);
+        backend_cpu.close(d);
+    }
+    free(blocks);
+}
+
+/* ---- plans ---- */
+
+static void test_size_that_overflows_fits_nowhere(void)
+{
+    struct device *d;
+    struct err e = {0}, why = {0};
+    struct exec *x = NULL;
+    struct op op = {.kind = OP_NORM};
+    struct plan_slot slot = {"x", 16};
+    struct plan p = {.ops = &op, .n_ops = 1, .slots = &slot, .n_slots = 1, .max_batch = 1,
+                     .max_out = 1, .n_kv_layers = 4096, .n_kv_heads = 1 << 10,
+                     .head_dim = 1 << 14, .n_pages = INT32_MAX};
+    struct device_config c = {.n_threads = 1};
+    uint64_t kv, scratch;
+    if (!OK_CALL(backend_cpu.open(&d, 0, &c, &e), e))
+        return;
+    backend_cpu.plan_bytes(d, &p, &kv, &scratch);
+    OK(kv == UINT64_MAX && scratch < 1u << 30);
+    OK(backend_cpu.prepare(d, &x, &p, &why) && why.code == ERR_MEMORY);
+    backend_cpu.close(d);
+}
+
+static struct op mul(int16_t in, int16_t out, int16_t add)
+{
+    static struct weight w;
+    w.info = pack_info_find(GGUF_F32);
+    return (struct op){.kind = OP_MATMUL, .in = in, .out = out, .add = add, .w = &w};
+}
+
+static struct op gather(int16_t in, int16_t out)
+{
+    return (struct op){.kind = OP_ROWS, .in = in, .out = out, .add = -1, .out_rows = true};
+}
+
+static struct op norm(int16_t in, int16_t out)
+{
+    return (struct op){.kind = OP_NORM, .in = in, .out = out, .add = -1, .out_rows = true};
+}
+
+/* How many regions the ops make. */
+static int32_t count_regions(const struct op *ops, int32_t n)
+{
+    struct region v[8];
+    struct region_list l = {v, 0};
+    struct exec x = {.plan = {.ops = ops, .n_ops = n}};
+    regions_build(&l, &x, true);
+    return l.n;
+}
+
+static void test_ops_join_only_when_no_task_needs_another(void)
+{
+    enum { A, B, C, D };
+    const struct {
+        const char *what;
+        int32_t n;
+        struct op ops[2];
+    } cases[] = {
+        {"same input", 1, {mul(A, B, -1), mul(A, C, C)}},
+        {"other input", 2, {mul(A, B, -1), mul(C, D, -1)}},
+        {"adds what the first wrote", 2, {mul(A, B, -1), mul(A, C, B)}},
+        {"writes where the first wrote", 2, {mul(A, B, -1), mul(A, B, -1)}},
+        {"writes what the first adds", 2, {mul(A, B, C), mul(A, C, -1)}},
+        {"writes what both read", 2, {mul(A, B, -1), mul(A, A, -1)}},
+        {"gathers side by side", 1, {gather(A, B), gather(C, D)}},
+        {"row-wise after a gather", 1, {gather(A, B), norm(B, C)}},
+        {"gathers what the first wrote", 2, {norm(A, B), gather(B, C)}},
+        {"writes what the first gathers", 2, {gather(A, B), norm(C, A)}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        int32_t n = count_regions(cases[i].ops, 2);
+        OK_MSG(n == cases[i].n, "%s: %d regions", cases[i].what, n);
+    }
+}
+
+static void test_choice_without_a_device_says_why(void)
+{
+    static const char *const names[] = {NULL, "auto", "cpu"};
+    const struct backend *be = NULL;
+    setenv("INGOT_ISA", "nonsense", 1);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        struct err e = {0};
+        OK(backend_choose(&be, names[i], &e) && e.code == ERR_DEVICE);
+        OK_MSG(strstr(e.msg, "INGOT_ISA=nonsense is not known"), "%s", e.msg);
+    }
+    unsetenv("INGOT_ISA");
+    struct err e = {0};
+    OK(backend_choose(&be, "abacus", &e) && e.code == ERR_USAGE && strstr(e.msg, "abacus"));
+    OK(!be && !backend_choose(&be, NULL, NULL) && be == &backend_cpu);
+}
+
 /* ---- pool ---- */
 
 struct pool_job {
@@ -440,15 +667,47 @@ static void test_pool_barrier_lets_nobody_through_early(void)
     }
 }
 
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+static void test_idle_pool_takes_no_cpu(void)
+{
+    struct pool_job j = {0};
+    struct err e = {0};
+    if (!OK_CALL(pool_new(&j.p, 3, &e), e))
+        return;
+    pool_run(j.p, pool_fn, &j);
+    usleep(50000);
+    double before = cpu_seconds();
+    usleep(300000);
+    OK_MSG(cpu_seconds() - before < 0.01, "%g s", cpu_seconds() - before);
+    pool_run(j.p, pool_fn, &j); /* and it wakes */
+    OK(j.n == 2 * 50 * 3 && !j.bad);
+    pool_free(j.p);
+}
+
 static const struct unit_test tests[] = {
     {"packing_loses_nothing", test_packing_loses_nothing},
-    {"matmul_means_what_it_says_and_ignores_tiling", test_matmul_means_what_it_says_and_ignores_tiling},
+    {"matmul_means_what_it_says_and_ignores_tiling",
+     test_matmul_means_what_it_says_and_ignores_tiling},
     {"matmul_does_not_wrap_at_the_limits", test_matmul_does_not_wrap_at_the_limits},
-    {"quantized_activations_are_within_half_a_step", test_quantized_activations_are_within_half_a_step},
+    {"quantized_activations_are_within_half_a_step",
+     test_quantized_activations_are_within_half_a_step},
     {"norm_and_gate_agree_with_double", test_norm_and_gate_agree_with_double},
     {"attention_agrees_with_double_and_ignores_blocking",
      test_attention_agrees_with_double_and_ignores_blocking},
+    {"what_is_not_finite_is_not_hidden", test_what_is_not_finite_is_not_hidden},
+    {"weight_read_in_parts_is_the_one_mapped", test_weight_read_in_parts_is_the_one_mapped},
+    {"size_that_overflows_fits_nowhere", test_size_that_overflows_fits_nowhere},
+    {"ops_join_only_when_no_task_needs_another", test_ops_join_only_when_no_task_needs_another},
+    {"choice_without_a_device_says_why", test_choice_without_a_device_says_why},
     {"pool_barrier_lets_nobody_through_early", test_pool_barrier_lets_nobody_through_early},
+    {"idle_pool_takes_no_cpu", test_idle_pool_takes_no_cpu},
 };
 
 int main(int argc, char **argv)

@@ -437,7 +437,7 @@ static void test_what_does_not_fit_is_refused_with_what_would(void)
     const char *rel = "cases/loader/ok-base.gguf";
     if (!unit_shared(rel))
         return;
-    fake_engine(&cfg);
+    engine_close(fake_engine(&cfg));                /* it fits */
     fake.free_bytes = 11000 + 5000 + 8 * 32000 + 7; /* weights, scratch and KV for 8 pages */
     OK(!open_model(&en, rel, &backend_fake, &cfg, &e) && e.code == ERR_MEMORY);
     OK_MSG(strstr(e.msg, "--ctx 256") && strstr(e.msg, "0.5 MiB"), "%s", e.msg);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- helpers ---- */
 
@@ -257,6 +258,49 @@ static void test_history_is_bounded(void)
     linehist_fini(&h);
 }
 
+static void test_history_that_grew_too_large_keeps_its_newest_part(void)
+{
+    enum { ENTRY = 60000, N = 80 };
+    char path[300];
+    static char text[ENTRY + 1];
+    struct linehist h;
+    struct err e = {0};
+    struct stat st;
+    snprintf(path, sizeof path, "%s/history", unit_tmpdir());
+    OK_CALL(linehist_open(&h, path, &e), e);
+    for (int i = 0; i < N; i++) {
+        memset(text, 'a' + i % 26, ENTRY);
+        linehist_add(&h, text, &e);
+    }
+    linehist_fini(&h);
+    OK(stat(path, &st) == 0 && st.st_size == (off_t)N * (ENTRY + 1));
+    OK_CALL(linehist_open(&h, path, &e), e);
+    OK(h.n > N / 2 && h.n < N && !strcmp(h.v[h.n - 1], text) && strlen(h.v[0]) == ENTRY);
+    OK(stat(path, &st) == 0 && st.st_size == (off_t)h.n * (ENTRY + 1));
+    linehist_fini(&h);
+}
+
+static void test_a_line_is_whole_though_its_history_cannot_be_kept(void)
+{
+    struct lineedit *l = NULL;
+    struct buf line = {0};
+    struct err e = {0};
+    int ends[2], old = dup(0);
+    OK(pipe(ends) == 0 && write(ends[1], "hello\n", 6) == 6);
+    dup2(ends[0], 0);
+    close(ends[0]);
+    close(ends[1]);
+    OK_CALL(lineedit_new(&l, "/nowhere/history", NULL, &e), e);
+    OK(l && lineedit_read(&line, l, "", "", &e) == LINE_OK && !strcmp(buf_str(&line), "hello"));
+    OK(strstr(e.msg, "/nowhere/history"));
+    e = (struct err){0};
+    OK(l && lineedit_read(&line, l, "", "", &e) == LINE_EOF && !e.code);
+    lineedit_free(l);
+    buf_fini(&line);
+    dup2(old, 0);
+    close(old);
+}
+
 /* ---- drawing ---- */
 
 enum { SCREEN_COLUMNS = 20, SCREEN_ROWS = 10 };
@@ -496,6 +540,10 @@ static const struct unit_test tests[] = {
     {"history survives on disk for its owner only",
      test_history_survives_on_disk_for_its_owner_only},
     {"history is bounded", test_history_is_bounded},
+    {"history that grew too large keeps its newest part",
+     test_history_that_grew_too_large_keeps_its_newest_part},
+    {"a line is whole though its history cannot be kept",
+     test_a_line_is_whole_though_its_history_cannot_be_kept},
     {"draws lines wider than the screen", test_draws_lines_wider_than_the_screen},
     {"draws wide characters at the edge", test_draws_wide_characters_at_the_edge},
     {"draws several lines and controls", test_draws_several_lines_and_controls},

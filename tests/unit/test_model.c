@@ -236,6 +236,7 @@ static void test_recommended_sampling_is_taken_and_nonsense_is_not(void)
     static const struct change c[] = {{.key = "general.sampling.temp", .f32 = 0.3f},
                                       {.key = "general.sampling.top_k", .u32 = 11},
                                       {.key = "general.sampling.top_p", .f32 = -7},
+                                      {.key = "general.sampling.penalty_last_n", .f32 = 1.5f},
                                       {.key = "general.sampling.min_p", .str = "much"}};
     struct engine *en;
     struct err e = {0};
@@ -244,7 +245,7 @@ static void test_recommended_sampling_is_taken_and_nonsense_is_not(void)
     if (OK_MSG(open_changed(&en, "qwen3", c, ARRAY_LEN(c), &e), "%s", e.msg)) {
         engine_sample_defaults(&p, en);
         OK(p.temperature == 0.3f && p.top_k == 11);
-        OK(p.top_p == d.top_p && p.min_p == d.min_p);
+        OK(p.top_p == d.top_p && p.min_p == d.min_p && p.repeat_last_n == d.repeat_last_n);
     }
     engine_close(en);
 }
@@ -268,6 +269,43 @@ static void test_placement_is_told_before_and_after_loading(void)
         OK(p.kv_bytes == 12ull * 32 * 2 * 2 * 32 * 2); /* pages, tokens, k and v, layers, width */
     }
     engine_close(en);
+    model_file_close(f);
+}
+
+struct loading {
+    uint64_t done, total;
+    int n, cancel_at;
+};
+
+static int see_loading(void *user, uint64_t done, uint64_t total)
+{
+    struct loading *l = user;
+    OK(done > l->done && done <= total && (!l->n || total == l->total));
+    l->done = done;
+    l->total = total;
+    return ++l->n == l->cancel_at;
+}
+
+static void test_loading_is_told_to_its_end_and_can_be_cancelled(void)
+{
+    struct loading all = {0}, some = {.cancel_at = 5};
+    struct engine_config cfg = {.backend = "cpu", .n_threads = 1, .progress = see_loading};
+    struct tiny_spec s;
+    struct model_file *f = NULL;
+    struct engine *en = NULL;
+    struct err e = {0}, why = {0};
+    char path[256];
+    tiny_defaults(&s, "llama");
+    s.rope_factors = true;
+    snprintf(path, sizeof path, "%s/factors.gguf", unit_tmpdir());
+    if (OK_CALL(tiny_write(path, &s, &e), e) && OK_CALL(model_file_open(&f, NULL, path, &e), e)) {
+        cfg.user = &all;
+        OK_CALL(engine_open(&en, f, &cfg, &e), e);
+        OK(all.done == all.total && all.total == engine_info(en)->weight_file_bytes);
+        engine_close(en);
+        cfg.user = &some;
+        OK(engine_open(&en, f, &cfg, &why) && why.code == ERR_CANCELLED && some.n == 5);
+    }
     model_file_close(f);
 }
 
@@ -323,6 +361,7 @@ int main(int argc, char **argv)
         T(chat_without_a_usable_template_says_so),
         T(recommended_sampling_is_taken_and_nonsense_is_not),
         T(placement_is_told_before_and_after_loading),
+        T(loading_is_told_to_its_end_and_can_be_cancelled),
         T(every_failed_allocation_is_an_error_or_harmless),
     };
     log_threshold = LOG_ERROR;

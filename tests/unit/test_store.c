@@ -96,6 +96,62 @@ static void test_shards_come_and_go_as_a_set(void)
     store_close(s);
 }
 
+struct second_export {
+    struct store *s;
+    const char *path;
+    uint64_t at;         /* start it once so many bytes are written */
+    enum err_code found; /* how it ended */
+};
+
+static int export_meanwhile(void *user, uint64_t done, uint64_t total)
+{
+    struct second_export *x = user;
+    struct err e = {0};
+    if (done < x->at || x->found)
+        return 0;
+    store_export(x->s, "big", x->path, true, NULL, NULL, &e);
+    x->found = e.code;
+    return 0;
+}
+
+static void test_two_exports_to_one_path_do_not_mix(void)
+{
+    const char *dir = unit_tmpdir(), *out = in_dir(dir, "out.gguf");
+    char path[600];
+    struct store *s = open_store(in_dir(dir, "home"));
+    struct store_model m;
+    struct err e = {0};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct test_model t = {.seed = 7, .n_tensors = 1, .rows = 900, .shard = i, .n_shards = 3};
+        snprintf(path, sizeof path, "%s/in-%05u-of-00003.gguf", dir, i + 1);
+        write_model(path, t);
+    }
+    snprintf(path, sizeof path, "%s/in-00001-of-00003.gguf", dir);
+    OK_CALL(import_as(s, &m, path, "big", &e), e);
+    /* The last shard is being written: the first ones are whole, but not published. */
+    struct second_export x = {s, out, m.n_bytes * 5 / 6, ERR_NONE};
+    OK_CALL(store_export(s, "big", out, false, export_meanwhile, &x, &e), e);
+    OK_MSG(x.found == ERR_BUSY, "code %d", x.found);
+    snprintf(path, sizeof path, "%s/out-00001-of-00003.gguf", dir);
+    OK(reads_like(s, "big", path));
+    store_close(s);
+}
+
+static void test_export_replaces_files_only(void)
+{
+    const char *dir = unit_tmpdir(), *a = in_dir(dir, "a.gguf"), *pipe = in_dir(dir, "pipe");
+    struct store *s = open_store(in_dir(dir, "home"));
+    struct store_model m;
+    struct stat st;
+    struct err e = {0};
+    write_model(a, small);
+    OK_CALL(import_as(s, &m, a, "m", &e), e);
+    OK(mkfifo(pipe, 0600) == 0);
+    REFUSED(store_export(s, "m", pipe, true, NULL, NULL, &e), e, ERR_USAGE, "not a regular file");
+    OK(stat(pipe, &st) == 0 && S_ISFIFO(st.st_mode));
+    store_close(s);
+}
+
 static void test_same_bytes_are_stored_once(void)
 {
     const char *dir = unit_tmpdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
@@ -683,6 +739,32 @@ static void test_flipped_byte_is_refused_by_name(void)
 }
 
 /* Damage of every kind at many places: an error or the right bytes, never a crash, never others. */
+static void test_database_that_shrinks_while_open_is_an_error(void)
+{
+    const char *dir = unit_tmpdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    struct store *s = open_store(home);
+    struct store_model m;
+    struct model_file *f;
+    struct err e = {0};
+    struct test_model t = small;
+    char db[700];
+    t.rows = 9000; /* nine chunks a tensor */
+    write_model(a, t);
+    OK_CALL(import_as(s, &m, a, "m", &e), e);
+    model_db_of(db, home, m.digest);
+    if (OK_CALL(model_file_open(&f, s, "m", &e), e)) {
+        const struct gguf_tensor *w = model_file_gguf(f)->tensors;
+        size_t n = (size_t)w[2].n_bytes;
+        uint8_t *bytes = mem_alloc(n);
+        OK_CALL(model_file_read(f, &w[0], bytes, 0, (size_t)w[0].n_bytes, &e), e);
+        OK(truncate(db, 12 << 20) == 0);
+        REFUSED(model_file_read(f, &w[2], bytes, 0, n, &e), e, ERR_CORRUPT, "blk.2.weight");
+        mem_free(bytes);
+    }
+    model_file_close(f);
+    store_close(s);
+}
+
 static void test_damaged_database_never_gives_wrong_bytes(void)
 {
     const char *dir = unit_tmpdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
@@ -837,6 +919,8 @@ int main(int argc, char **argv)
     static const struct unit_test tests[] = {
         {"export_gives_back_every_byte", test_export_gives_back_every_byte},
         {"shards_come_and_go_as_a_set", test_shards_come_and_go_as_a_set},
+        {"two_exports_to_one_path_do_not_mix", test_two_exports_to_one_path_do_not_mix},
+        {"export_replaces_files_only", test_export_replaces_files_only},
         {"same_bytes_are_stored_once", test_same_bytes_are_stored_once},
         {"taken_names_are_kept_unless_replaced", test_taken_names_are_kept_unless_replaced},
         {"wrong_digest_is_refused", test_wrong_digest_is_refused},
@@ -855,6 +939,8 @@ int main(int argc, char **argv)
         {"many_threads_read_the_right_bytes", test_many_threads_read_the_right_bytes},
         {"plain_identity_follows_the_weights", test_plain_identity_follows_the_weights},
         {"flipped_byte_is_refused_by_name", test_flipped_byte_is_refused_by_name},
+        {"database_that_shrinks_while_open_is_an_error",
+         test_database_that_shrinks_while_open_is_an_error},
         {"damaged_database_never_gives_wrong_bytes", test_damaged_database_never_gives_wrong_bytes},
         {"foreign_and_newer_catalogues_are_refused", test_foreign_and_newer_catalogues_are_refused},
         {"read_only_store_can_be_read", test_read_only_store_can_be_read},

@@ -426,6 +426,9 @@ static void test_slices_count_characters(void)
     SHOWS("{{ l[1:] }}{{ l[:-1] }}{{ l[::-1] }}{{ l[-9:2] }}{{ l[2:0:-1] }}{{ l[5:] }}", vars,
           "[2, 3, 4][1, 2, 3][4, 3, 2, 1][1, 2][3, 2][]");
     SHOWS("{{ range(10)[2:8:3] | list }}", vars, "[2, 5]");
+    SHOWS("{{ u[2::9223372036854775807] }}{{ l[1::9223372036854775807] }}", vars, "l[2]");
+    SHOWS("{{ u[-1::-9223372036854775807 - 1] }}", vars, "o");
+    FAILS("{{ range(0, 9223372036854775807, 4611686018427387904)[2:] }}", vars, "64 bits");
     FAILS("{{ l[::0] }}", vars, "zero");
     FAILS("{{ none[1:] }}", vars, "NoneType");
 }
@@ -469,6 +472,8 @@ static void test_string_methods_are_pythons(void)
         NULL, "True2a-bX");
     SHOWS("{{ '%s|%05.1f|%x' % ('a', 2.25, 255) }}{{ '{0}{x:>3}{0!r}'.format('a', x=1) }}", NULL,
           "a|002.2|ffa  1'a'");
+    SHOWS("{{ '{0[1]}{0[01]}{1[1x]}'.format([3, 4], {'1x': 5}) }}", NULL, "445");
+    SHOWS("{{ ('{0[' ~ '1' * 131072 ~ ']}').format([1]) }}", NULL, "");
     SHOWS("{{ 'a\\nb'.splitlines() }}{{ 'a-b'.partition('-') }}{{ ','.join(['a', 'b']) }}", NULL,
           "['a', 'b']('a', '-', 'b')a,b");
 }
@@ -492,6 +497,9 @@ static void test_filters_do_what_jinja_documents(void)
           vars, "a\n\n  bfoo...[[1, 2], [3]]");
     SHOWS("{{ ('<' | safe) + '<' }}{{ '<' | e }}{{ ('<' | safe) ~ '<' }}", vars, "<&lt;&lt;<<");
     SHOWS("{% set g = [1, 2] | map('string') %}{{ g | list }}{{ g | list }}", vars, "['1', '2'][]");
+    SHOWS("{{ ('0' * 90 ~ 'x') | int(7) }}{{ ('0' * 90 ~ '8') | int }}", vars, "78");
+    SHOWS("{{ 155 | round(-1) }}{{ 5 | round(-9223372036854775807 - 1) }}", vars, "1600");
+    FAILS("{{ 9223372036854775807 | round(-1) }}", vars, "64 bits");
     FAILS("{{ 1 | nothing }}", vars, "no filter is named 'nothing'");
     FAILS("{{ 1 is nothing }}", vars, "no test is named 'nothing'");
     FAILS("{{ 'a' | trim(1, 2) }}", vars, "at most 1");
@@ -563,7 +571,8 @@ static void test_bad_source_is_refused_with_its_line(void)
 
 /* ---- budgets ---- */
 
-static void check_hostile(const char *src, enum err_code code)
+/* Ends soon by a limit, whose message has these words. */
+static void check_hostile(const char *src, const char *has)
 {
     struct err e = {0};
     struct buf out = {0};
@@ -571,8 +580,9 @@ static void check_hostile(const char *src, enum err_code code)
     uint64_t start = now_ns();
     int rc = render_source(&out, src, strlen(src), &a, &e);
     uint64_t ms = (now_ns() - start) / 1000000;
-    OK_MSG(rc && e.code == code, "%s: %d %s", src, e.code, rc ? e.msg : "rendered");
-    OK_MSG(ms < MAX_MS, "%s: took %llu ms", src, (unsigned long long)ms);
+    OK_MSG(rc && e.code == ERR_LIMIT && strstr(e.msg, has), "%.300s: %d %s", src, e.code,
+           rc ? e.msg : "rendered");
+    OK_MSG(ms < MAX_MS, "%.300s: took %llu ms", src, (unsigned long long)ms);
     buf_fini(&out);
 }
 
@@ -611,7 +621,54 @@ static void test_hostile_templates_end_by_a_limit(void)
         "{% for i in range(99999) %}{% for j in range(999) %}{{ 0.1 }}{% endfor %}{% endfor %}",
     };
     for (size_t i = 0; i < ARRAY_LEN(hostile); i++)
-        check_hostile(hostile[i], ERR_LIMIT);
+        check_hostile(hostile[i], "limit");
+}
+
+/* Looking at long texts again and again: memory is not what ends these. */
+static void test_comparing_and_searching_cost_steps(void)
+{
+    static const char *const slow[] = {
+        "{{ s.strip('b' * 2000000 ~ 'a') }}",
+        "{{ s.rstrip('b' * 2000000 ~ 'a') }}",
+        "{{ s.rfind('a' * 1000000 ~ 'b') }}",
+        "{{ s.rpartition('a' * 1000000 ~ 'b') }}",
+        "{% for i in range(99999) %}{% if s.startswith(t) %}{% endif %}{% endfor %}",
+        "{% for i in range(99999) %}{% if s.endswith((t, t)) %}{% endif %}{% endfor %}",
+        "{% for i in range(99999) %}{% set x = t.removeprefix(s) %}{% endfor %}",
+        "{% set d = {s: 1} %}{% for i in range(99999) %}{% if t in d %}{% endif %}{% endfor %}",
+        "{% set u = ' ' ~ '\u00e9' * 1000000 %}{% for i in range(99999) %}"
+        "{% set x = u | truncate(900000) %}{% endfor %}",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(slow); i++) {
+        struct buf src = {0};
+        buf_printf(&src, "{%% set s = 'a' * 2000000 %%}{%% set t = s ~ '' %%}%s", slow[i]);
+        check_hostile(buf_str(&src), "steps");
+        buf_fini(&src);
+    }
+}
+
+static void test_reading_a_full_scope_costs_steps(void)
+{
+    struct buf src = {0};
+    buf_puts(&src, "{% macro m() %}");
+    for (int i = 0; i < 40000; i++)
+        buf_printf(&src, "{%%set v%d=1%%}", i);
+    buf_puts(&src, "{% for i in range(999) %}{% for j in range(999) %}{% if v39999 %}{% endif %}"
+                   "{% endfor %}{% endfor %}{% endmacro %}{{ m() }}");
+    check_hostile(buf_str(&src), "steps");
+    buf_fini(&src);
+}
+
+static void test_white_space_before_a_tag_takes_linear_time(void)
+{
+    struct buf src = {0};
+    for (int i = 0; i < 1000000; i++)
+        buf_putc(&src, ' ');
+    buf_puts(&src, "{%- if 1 -%} x{% endif %}");
+    uint64_t start = now_ns();
+    SHOWS(buf_str(&src), NULL, "x");
+    OK((now_ns() - start) / 1000000 < MAX_MS);
+    buf_fini(&src);
 }
 
 /* A source of `open` n times, `mid`, `close` n times. */
@@ -811,6 +868,9 @@ int main(int argc, char **argv)
         T(raised_words_reach_the_caller),
         T(bad_source_is_refused_with_its_line),
         T(hostile_templates_end_by_a_limit),
+        T(comparing_and_searching_cost_steps),
+        T(reading_a_full_scope_costs_steps),
+        T(white_space_before_a_tag_takes_linear_time),
         T(nesting_of_the_source_is_bounded),
         T(growing_a_text_piece_by_piece_is_linear),
         T(step_budget_is_the_callers),
