@@ -157,6 +157,9 @@ struct backend {
     void (*kv_copy)(struct exec *x, int32_t to, int32_t from);
     /* A few words on how it computes, for `devices`, `bench` and logs: "avx2, 2 threads". */
     const char *(*describe)(struct device *d);
+    /* What else the bits and the layout of a KV page depend on ("avx2"): pages of this backend may
+     * be read where the answer is the same. NULL: nothing. */
+    const char *(*kv_kind)(struct device *d);
 };
 
 /* All backends, best first (the order of `--backend auto`); NULL-terminated. */

@@ -45,8 +45,8 @@ static bool cpu_has(const char *needs)
         return true;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                cpu_has_f16c() && __builtin_cpu_supports("bmi2");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c() &&
+                __builtin_cpu_supports("bmi2");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512cd");
@@ -206,7 +206,6 @@ struct load_job {
     struct weight *w;
     const struct weight_src *src;
     size_t row_bytes;
-    atomic_llong next;
     int64_t step;     /* panels taken at a time */
     uint8_t **bufs;   /* [threads], NULL with a mapped source */
     struct err *errs; /* [threads] */
@@ -233,15 +232,12 @@ static void load_panels(struct load_job *j, int64_t first, int64_t end, int32_t 
                    (int32_t)MIN((int64_t)w->lanes, w->n_out - p * w->lanes));
 }
 
-static void load_thread(void *ctx, int32_t thread)
+static void load_task(void *ctx, int32_t task, int32_t thread)
 {
     struct load_job *j = ctx;
-    while (!atomic_load(&j->failed)) {
-        int64_t first = atomic_fetch_add(&j->next, j->step);
-        if (first >= j->w->n_panels)
-            return;
+    int64_t first = task * j->step;
+    if (!atomic_load(&j->failed))
         load_panels(j, first, MIN(first + j->step, j->w->n_panels), thread);
-    }
 }
 
 /* A buffer a thread of at least n bytes: fresh memory for each weight would cost as much as
@@ -286,10 +282,12 @@ static int load_matrix(struct device *d, struct weight *w, const struct weight_s
         return err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
     }
     j.bufs = d->load_bufs;
-    if (j.step < w->n_panels)
-        pool_run(d->pool, load_thread, &j);
+    struct pool_work work = {.task = load_task, .ctx = &j};
+    work.n_tasks = (int32_t)((w->n_panels + j.step - 1) / j.step);
+    if (work.n_tasks == 1)
+        load_task(&j, 0, 0); /* too small to wake the others for */
     else
-        load_thread(&j, 0); /* too small to wake the others for */
+        pool_run(d->pool, &work);
     for (int32_t i = 0; i < n; i++)
         if (!rc && j.errs[i].code)
             rc = err_set(e, j.errs[i].code, "%s", j.errs[i].msg);
@@ -370,6 +368,11 @@ static const char *cpu_describe(struct device *d)
     return d->describe;
 }
 
+static const char *cpu_kv_kind(struct device *d)
+{
+    return d->k->name;
+}
+
 const struct backend backend_cpu = {
     .name = "cpu",
     .probe = cpu_probe,
@@ -386,4 +389,5 @@ const struct backend backend_cpu = {
     .kv_write = cpu_kv_write,
     .kv_copy = cpu_kv_copy,
     .describe = cpu_describe,
+    .kv_kind = cpu_kv_kind,
 };

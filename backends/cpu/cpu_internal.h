@@ -140,16 +140,26 @@ int kernels_choose(const struct kernels **out, struct err *e);
 bool cpu_emulates(const char *needs);
 const struct kernels *kernels_at(size_t i, bool *runs_here); /* all levels; NULL at the end */
 
-/* ---- pool: threads that run one function together, spin briefly between, then sleep ---- */
+/* ---- pool: threads that share work in phases, spin briefly when there is none, then sleep ---- */
+
+/* A phase is n_tasks independent tasks. When all are done the thread that finished last calls `next`,
+ * which prepares the next phase and says how many tasks it has; 0 ends the work. What is waited for
+ * is tasks, never threads: one that the system does not run just now, and that holds no task, is not
+ * missed. */
+struct pool_work {
+    void (*task)(void *ctx, int32_t task, int32_t thread);
+    int32_t (*next)(void *ctx); /* NULL: there is one phase */
+    void *ctx;
+    int32_t n_tasks; /* of the first phase */
+};
+enum { POOL_MAX_TASKS = (1 << 20) - 2048 }; /* of a phase */
 
 struct pool;
 int pool_new(struct pool **out, int32_t n_threads, struct err *e);
 void pool_free(struct pool *p);
 int32_t pool_threads(const struct pool *p);
-/* Run fn on all threads (the caller is thread 0) and return when all are done. */
-void pool_run(struct pool *p, void (*fn)(void *ctx, int32_t thread), void *ctx);
-/* Inside fn: wait for all; the last to arrive runs `last` (may be NULL) before the others go on. */
-void pool_barrier(struct pool *p, void (*last)(void *ctx), void *ctx);
+/* Do the work on the calling thread (thread 0) and those of the pool; returns when it is done. */
+void pool_run(struct pool *p, const struct pool_work *w);
 
 struct device {
     const struct kernels *k;

@@ -263,40 +263,31 @@ static int index_batch(struct exec *x, const struct batch *b, struct err *e)
     return 0;
 }
 
-/* Between barriers: go to the next region, running those with a single task on the spot. */
-static void start_region(struct exec *x)
+/* How many tasks the region at x->at has; regions with a single one are done on the spot. */
+static int32_t start_region(struct exec *x)
 {
     for (; x->at < x->run->n; x->at++) {
         const struct region *r = &x->run->v[x->at];
-        x->n_tasks = region_tasks(x, r);
-        if (x->n_tasks > 1 && pool_threads(x->dev->pool) > 1)
-            break;
-        for (int32_t t = 0; t < x->n_tasks; t++)
-            region_task(x, r, t, 0);
+        int32_t n = region_tasks(x, r);
+        if (n > 1)
+            return n;
+        if (n)
+            region_task(x, r, 0, 0);
     }
-    atomic_store_explicit(&x->next_task, 0, memory_order_relaxed);
+    return 0;
 }
 
-static void next_region(void *ctx)
+static int32_t next_region(void *ctx)
 {
     struct exec *x = ctx;
     x->at++;
-    start_region(x);
+    return start_region(x);
 }
 
-static void run_thread(void *ctx, int32_t thread)
+static void do_region_task(void *ctx, int32_t task, int32_t thread)
 {
     struct exec *x = ctx;
-    while (x->at < x->run->n) {
-        const struct region *r = &x->run->v[x->at];
-        for (;;) {
-            int32_t t = atomic_fetch_add_explicit(&x->next_task, 1, memory_order_relaxed);
-            if (t >= x->n_tasks)
-                break;
-            region_task(x, r, t, thread);
-        }
-        pool_barrier(x->dev->pool, next_region, x);
-    }
+    region_task(x, &x->run->v[x->at], task, thread);
 }
 
 /* With a tap every op runs alone, its tasks in order on this thread. */
@@ -329,9 +320,8 @@ int exec_run(struct exec *x, const struct batch *b, struct err *e)
     if (b->tap) {
         run_tapped(x);
     } else {
-        start_region(x);
-        if (x->at < x->run->n)
-            pool_run(x->dev->pool, run_thread, x);
+        struct pool_work w = {do_region_task, next_region, x, start_region(x)};
+        pool_run(x->dev->pool, &w);
     }
     const struct slot_mem *s = &x->slots[x->plan.logits_slot];
     for (int32_t i = 0; i < b->n_want; i++)

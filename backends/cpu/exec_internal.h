@@ -6,7 +6,6 @@
 
 #include "backends/cpu/cpu_internal.h"
 
-#include <stdatomic.h>
 
 enum region_kind { REGION_ROWS, REGION_MATMUL, REGION_ATTENTION };
 
@@ -60,9 +59,7 @@ struct exec {
     int32_t *row_seq, *row_pos; /* [max_batch] */
     struct attn_block *blocks;  /* [max_batch] */
     int32_t n_blocks;
-    int32_t at; /* region being run; written between barriers only */
-    int32_t n_tasks;
-    atomic_int next_task;
+    int32_t at; /* region being run; changed only when all its tasks are done */
 };
 
 void regions_build(struct region_list *l, const struct exec *x, bool fuse); /* l->v has room */

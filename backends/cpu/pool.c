@@ -1,4 +1,4 @@
-/* Threads that run one function together. Between regions they spin for some microseconds and then
+/* Threads that take tasks from one counter. Between phases they spin for some microseconds and then
  * sleep in the kernel (futex), so an idle pool costs nothing. Owns its threads. */
 #include "backends/cpu/cpu_internal.h"
 
@@ -9,18 +9,28 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPIN_ROUNDS = 4000 }; /* about 20 to 50 us of pause instructions */
+enum {
+    SPIN_ROUNDS = 2000, /* some 20 to 50 us of pause instructions */
+    TASK_BITS = 20,
+    MAX_THREADS = 1024,
+};
 
+_Static_assert(POOL_MAX_TASKS + 2 * MAX_THREADS <= 1 << TASK_BITS, "late claims do not overflow");
+
+/* The claim word: phase number << 40 | tasks of the phase << 20 | next task. Taking a task is one
+ * addition; since the phase's size comes with it, a thread that was held up between two
+ * instructions can never take a task of a phase that it does not know. */
 struct pool {
     int32_t n_threads;
-    size_t n_bytes; /* of this object */
-    void (*fn)(void *ctx, int32_t thread);
-    void *ctx;
-    _Alignas(64) atomic_uint run_gen; /* one up for each pool_run; workers wait on it */
-    _Alignas(64) atomic_uint gen;     /* one up for each barrier passed */
-    _Alignas(64) atomic_int n_arrived;
-    _Alignas(64) atomic_int n_sleepers;
+    size_t n_bytes;        /* of this object */
+    struct pool_work work; /* read by holders of a task only; so is n_tasks */
+    int32_t n_tasks;
+    _Alignas(64) atomic_uint_fast64_t claim;
+    _Alignas(64) atomic_int n_done;
+    _Alignas(64) atomic_uint phase; /* one up for each phase; what sleepers wait on */
+    atomic_bool running;
     atomic_bool quit;
+    _Alignas(64) atomic_int n_sleepers;
     int32_t n_started;
     struct worker {
         struct pool *pool;
@@ -70,41 +80,71 @@ static void announce_change(struct pool *p, atomic_uint *gen)
         futex_wake_all(gen);
 }
 
-void pool_barrier(struct pool *p, void (*last)(void *ctx), void *ctx)
+/* Open a phase of n tasks; 0 ends the work. By the only thread that holds a task, or the caller of
+ * pool_run while nothing runs. */
+static void open_phase(struct pool *p, int32_t n)
 {
-    unsigned old = atomic_load_explicit(&p->gen, memory_order_relaxed);
-    if (atomic_fetch_add(&p->n_arrived, 1) + 1 < p->n_threads) {
-        wait_change(p, &p->gen, old);
-        return;
-    }
-    atomic_store_explicit(&p->n_arrived, 0, memory_order_relaxed);
-    if (last)
-        last(ctx);
-    announce_change(p, &p->gen);
+    CHECK(n >= 0 && n <= POOL_MAX_TASKS);
+    uint64_t old = atomic_load_explicit(&p->claim, memory_order_relaxed);
+    uint64_t number = (old >> 2 * TASK_BITS) + 1;
+    p->n_tasks = n;
+    atomic_store_explicit(&p->n_done, 0, memory_order_relaxed);
+    if (!n)
+        atomic_store(&p->running, false);
+    atomic_store(&p->claim, number << 2 * TASK_BITS | (uint64_t)n << TASK_BITS);
+    announce_change(p, &p->phase);
+}
+
+static bool take_task(int32_t *task, struct pool *p)
+{
+    const uint64_t mask = (1u << TASK_BITS) - 1;
+    uint64_t c = atomic_load_explicit(&p->claim, memory_order_acquire);
+    if ((c & mask) >= (c >> TASK_BITS & mask))
+        return false; /* looked at before it is added to, so that it does not grow without bound */
+    c = atomic_fetch_add(&p->claim, 1);
+    *task = (int32_t)(c & mask);
+    return (c & mask) < (c >> TASK_BITS & mask);
+}
+
+static void do_task(struct pool *p, int32_t task, int32_t thread)
+{
+    p->work.task(p->work.ctx, task, thread);
+    if (atomic_fetch_add(&p->n_done, 1) + 1 == p->n_tasks)
+        open_phase(p, p->work.next ? p->work.next(p->work.ctx) : 0);
 }
 
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct pool *p = w->pool;
-    for (unsigned seen = 0;;) {
-        wait_change(p, &p->run_gen, seen);
-        seen++;
-        if (atomic_load(&p->quit))
-            return NULL;
-        p->fn(p->ctx, w->thread);
-        pool_barrier(p, NULL, NULL);
+    while (!atomic_load(&p->quit)) {
+        unsigned seen = atomic_load(&p->phase);
+        int32_t task;
+        if (take_task(&task, p))
+            do_task(p, task, w->thread);
+        else if (!atomic_load(&p->quit))
+            wait_change(p, &p->phase, seen);
     }
+    return NULL;
 }
 
-void pool_run(struct pool *p, void (*fn)(void *ctx, int32_t thread), void *ctx)
+void pool_run(struct pool *p, const struct pool_work *w)
 {
-    p->fn = fn;
-    p->ctx = ctx;
-    if (p->n_threads > 1)
-        announce_change(p, &p->run_gen);
-    fn(ctx, 0);
-    pool_barrier(p, NULL, NULL);
+    if (!w->n_tasks)
+        return;
+    p->work = *w;
+    atomic_store(&p->running, true);
+    open_phase(p, w->n_tasks);
+    for (;;) {
+        unsigned seen = atomic_load(&p->phase);
+        int32_t task;
+        if (take_task(&task, p))
+            do_task(p, task, 0);
+        else if (!atomic_load(&p->running))
+            return;
+        else
+            wait_change(p, &p->phase, seen);
+    }
 }
 
 int32_t pool_threads(const struct pool *p)
@@ -125,8 +165,9 @@ int pool_new(struct pool **out, int32_t n_threads, struct err *e)
 {
     if (n_threads <= 0)
         n_threads = threads_allowed();
-    if (n_threads > 1024)
-        return err_set(e, ERR_USAGE, "%d threads asked for; 1024 is the most", n_threads);
+    if (n_threads > MAX_THREADS)
+        return err_set(e, ERR_USAGE, "%d threads asked for; %d is the most", n_threads,
+                       MAX_THREADS);
     size_t bytes = sizeof(struct pool) + (size_t)n_threads * sizeof(struct worker);
     struct pool *p = mem_pages(bytes); /* for its alignment: cache lines must not be shared */
     if (!p)
@@ -151,7 +192,7 @@ void pool_free(struct pool *p)
     if (!p)
         return;
     atomic_store(&p->quit, true);
-    announce_change(p, &p->run_gen);
+    announce_change(p, &p->phase);
     for (int32_t i = 1; i <= p->n_started; i++)
         pthread_join(p->workers[i].id, NULL);
     mem_pages_free(p, p->n_bytes);

@@ -12,9 +12,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16,   GGUF_Q4_0, GGUF_Q4_1,
-                                 GGUF_Q5_0, GGUF_Q5_1, GGUF_Q8_0,   GGUF_Q2_K, GGUF_Q3_K,
-                                 GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K,   GGUF_IQ4_NL, GGUF_IQ4_XS};
+static const uint32_t types[] = {GGUF_F32,  GGUF_F16,  GGUF_BF16, GGUF_Q4_0,   GGUF_Q4_1,
+                                 GGUF_Q5_0, GGUF_Q5_1, GGUF_Q8_0, GGUF_Q2_K,   GGUF_Q3_K,
+                                 GGUF_Q4_K, GGUF_Q5_K, GGUF_Q6_K, GGUF_IQ4_NL, GGUF_IQ4_XS};
 
 /* A matrix of one type: source blocks, their float values, and the packed weight for one level. */
 struct matrix {
@@ -24,7 +24,8 @@ struct matrix {
     size_t row_bytes;
 };
 
-static void matrix_make(struct matrix *m, const struct kernels *k, uint32_t type, int n_in, int n_out)
+static void matrix_make(struct matrix *m, const struct kernels *k, uint32_t type, int n_in,
+                        int n_out)
 {
     const struct gguf_dtype_info *t = gguf_dtype_find(type);
     uint64_t rng = type * 1000u + (unsigned)n_in;
@@ -40,8 +41,8 @@ static void matrix_make(struct matrix *m, const struct kernels *k, uint32_t type
                     (size_t)n_in);
     t->to_f32(m->values, m->blocks, n);
     struct weight *w = &m->w;
-    *w = (struct weight){.info = pack_info_find(type), .n_in = n_in, .n_out = n_out,
-                         .lanes = k->lanes};
+    *w = (struct weight){
+        .info = pack_info_find(type), .n_in = n_in, .n_out = n_out, .lanes = k->lanes};
     w->n_panels = (n_out + w->lanes - 1) / w->lanes;
     w->panel_bytes = pack_panel_bytes(w->info, n_in, w->lanes);
     w->n_bytes = w->panel_bytes * (size_t)w->n_panels;
@@ -72,10 +73,14 @@ static void acts_make(struct acts *s, const struct kernels *k, int rows, int n_i
     s->n_in = n_in;
     s->x = calloc((size_t)rows * (size_t)(n_in + 16), sizeof(float));
     int n_blocks = n_in / 32 + 1, q_stride = (n_in + 31) / 32 * 32 + 64;
-    s->a = (struct act){s->x, n_in + 16, calloc((size_t)rows, (size_t)q_stride), q_stride,
+    s->a = (struct act){s->x,
+                        n_in + 16,
+                        calloc((size_t)rows, (size_t)q_stride),
+                        q_stride,
                         calloc((size_t)rows * (size_t)n_blocks, 4),
                         calloc((size_t)rows * (size_t)n_blocks, 4),
-                        calloc((size_t)rows * (size_t)n_blocks, 4), n_blocks};
+                        calloc((size_t)rows * (size_t)n_blocks, 4),
+                        n_blocks};
     for (int r = 0; r < rows; r++) {
         for (int i = 0; i < n_in; i++)
             s->x[r * s->a.x_stride + i] = unit_randn(&rng) * (i % 32 == 5 ? 20.0f : 1.0f);
@@ -131,10 +136,9 @@ static double expected(const struct matrix *m, const struct acts *s, int row, in
     double y = 0;
     *norm = 0;
     for (int i = 0; i < s->n_in; i++) {
-        double x = m->w.info->kind == PACK_FLOAT
-                       ? (double)s->x[row * s->a.x_stride + i]
-                       : (double)s->a.q[row * s->a.q_stride + i] *
-                             (double)s->a.d[row * s->a.n_blocks + i / 32];
+        double x = m->w.info->kind == PACK_FLOAT ? (double)s->x[row * s->a.x_stride + i]
+                                                 : (double)s->a.q[row * s->a.q_stride + i] *
+                                                       (double)s->a.d[row * s->a.n_blocks + i / 32];
         double p = x * (double)m->values[o * s->n_in + i];
         y += p;
         *norm += fabs(p);
@@ -142,7 +146,8 @@ static double expected(const struct matrix *m, const struct acts *s, int row, in
     return y;
 }
 
-static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in, int n_out, int rows)
+static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in, int n_out,
+                               int rows)
 {
     struct matrix m;
     struct acts s;
@@ -150,7 +155,8 @@ static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in,
     acts_make(&s, k, rows, n_in);
     int stride = (n_out + 15) / 16 * 16 + 16;
     float *out = calloc((size_t)rows * (size_t)stride, sizeof(float));
-    float *add = calloc((size_t)rows * (size_t)stride, sizeof(float)), *bias = calloc((size_t)stride, 4);
+    float *add = calloc((size_t)rows * (size_t)stride, sizeof(float)),
+          *bias = calloc((size_t)stride, 4);
     uint64_t rng = 5;
     for (int i = 0; i < rows * stride; i++)
         add[i] = unit_randn(&rng);
@@ -161,7 +167,8 @@ static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in,
     double worst = 0;
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < n_out; o++) {
-            double norm, y = expected(&m, &s, r, o, &norm) + (double)add[r * stride + o] + (double)bias[o];
+            double norm,
+                y = expected(&m, &s, r, o, &norm) + (double)add[r * stride + o] + (double)bias[o];
             worst = fmax(worst, fabs((double)out[r * stride + o] - y) / (norm + 1));
         }
     OK_MSG(worst < 2e-6, "%s %s %dx%d by %d rows: off by %g", k->name, gguf_dtype_find(type)->name,
@@ -177,8 +184,8 @@ static void check_matmul_shape(const struct kernels *k, uint32_t type, int n_in,
         }
     for (int r = 0; r < rows; r++)
         OK_MSG(!memcmp(out + r * stride, again + r * stride, sizeof(float) * (size_t)n_out),
-               "%s %s row %d: other bits alone than among %d", k->name, gguf_dtype_find(type)->name, r,
-               rows);
+               "%s %s row %d: other bits alone than among %d", k->name, gguf_dtype_find(type)->name,
+               r, rows);
     free(out);
     free(again);
     free(add);
@@ -231,9 +238,8 @@ static void check_extreme(const struct kernels *k, struct matrix *m, const struc
         for (int o = 0; o < 16; o++) {
             double norm, y = expected(m, s, r, o, &norm);
             OK_MSG(norm == 0 || fabs((double)out[r * 32 + o] - y) < 2e-6 * norm,
-                   "%s %s, codes %02x: %g, not %g", k->name,
-                   gguf_dtype_find(m->w.info->type)->name, (unsigned)byte,
-                   (double)out[r * 32 + o], y);
+                   "%s %s, codes %02x: %g, not %g", k->name, gguf_dtype_find(m->w.info->type)->name,
+                   (unsigned)byte, (double)out[r * 32 + o], y);
         }
 }
 
@@ -337,12 +343,21 @@ static void run_attention(float *out, const struct kernels *k, const struct attn
     size_t elem = c->type == KV_F32 ? 4 : 2, half = (size_t)c->hd * 32 * elem;
     float *scratch = calloc(attn_scratch_floats(c->hd, c->group), sizeof(float));
     for (int at = first; at < first + n; at += ATTN_ROWS) {
-        struct attn a = {.k_base = c->kv, .v_base = c->kv + half, .page_stride = 2 * half,
-                         .pages = pages, .type = c->type, .head_dim = c->hd,
-                         .n_heads_group = c->group, .scale = 0.3f,
-                         .q = c->q + at * c->group * c->hd, .out = out + at * c->group * c->hd,
-                         .q_stride = c->group * c->hd, .out_stride = c->group * c->hd,
-                         .n_rows = MIN(ATTN_ROWS, first + n - at), .pos = at, .scratch = scratch};
+        struct attn a = {.k_base = c->kv,
+                         .v_base = c->kv + half,
+                         .page_stride = 2 * half,
+                         .pages = pages,
+                         .type = c->type,
+                         .head_dim = c->hd,
+                         .n_heads_group = c->group,
+                         .scale = 0.3f,
+                         .q = c->q + at * c->group * c->hd,
+                         .out = out + at * c->group * c->hd,
+                         .q_stride = c->group * c->hd,
+                         .out_stride = c->group * c->hd,
+                         .n_rows = MIN(ATTN_ROWS, first + n - at),
+                         .pos = at,
+                         .scratch = scratch};
         k->attention(&a);
     }
     free(scratch);
@@ -371,8 +386,12 @@ static void check_attention_case(const struct kernels *k, int hd, int group, enu
     static const int32_t pages[] = {3, 0, 4};
     uint64_t rng = 31;
     size_t elem = type == KV_F32 ? 4 : 2, half = (size_t)hd * 32 * elem;
-    struct attn_case c = {hd, group, type, malloc(N_PAGES * 2 * half),
-                          calloc((size_t)(N_POS * group * hd), 4), calloc((size_t)(N_POS * hd), 4),
+    struct attn_case c = {hd,
+                          group,
+                          type,
+                          malloc(N_PAGES * 2 * half),
+                          calloc((size_t)(N_POS * group * hd), 4),
+                          calloc((size_t)(N_POS * hd), 4),
                           calloc((size_t)(N_POS * hd), 4)};
     memset(c.kv, 0xff, N_PAGES * 2 * half); /* NaN: what was not written must not matter */
     for (int i = 0; i < N_POS * group * hd; i++)
@@ -395,13 +414,14 @@ static void check_attention_case(const struct kernels *k, int hd, int group, enu
     run_attention(all, k, &c, 0, N_POS);
     for (int p = 0; p < N_POS; p++)
         run_attention(single, k, &c, p, 1);
-    OK_MSG(!memcmp(all, single, n * 4), "%s head %d group %d: other bits alone", k->name, hd, group);
+    OK_MSG(!memcmp(all, single, n * 4), "%s head %d group %d: other bits alone", k->name, hd,
+           group);
     double worst = 0;
     for (int p = 0; p < N_POS; p += 5)
         for (int h = 0; h < group; h++)
             for (int d = 0; d < hd; d++)
-                worst = fmax(worst, fabs(attention_at(&c, p, h, d) -
-                                         (double)all[(p * group + h) * hd + d]));
+                worst = fmax(
+                    worst, fabs(attention_at(&c, p, h, d) - (double)all[(p * group + h) * hd + d]));
     OK_MSG(worst < 1e-5, "%s head %d group %d: off by %g", k->name, hd, group, worst);
     free(all);
     free(single);
@@ -548,9 +568,16 @@ static void test_size_that_overflows_fits_nowhere(void)
     struct exec *x = NULL;
     struct op op = {.kind = OP_NORM};
     struct plan_slot slot = {"x", 16};
-    struct plan p = {.ops = &op, .n_ops = 1, .slots = &slot, .n_slots = 1, .max_batch = 1,
-                     .max_out = 1, .n_kv_layers = 4096, .n_kv_heads = 1 << 10,
-                     .head_dim = 1 << 14, .n_pages = INT32_MAX};
+    struct plan p = {.ops = &op,
+                     .n_ops = 1,
+                     .slots = &slot,
+                     .n_slots = 1,
+                     .max_batch = 1,
+                     .max_out = 1,
+                     .n_kv_layers = 4096,
+                     .n_kv_heads = 1 << 10,
+                     .head_dim = 1 << 14,
+                     .n_pages = INT32_MAX};
     struct device_config c = {.n_threads = 1};
     uint64_t kv, scratch;
     if (!OK_CALL(backend_cpu.open(&d, 0, &c, &e), e))
@@ -631,38 +658,53 @@ static void test_choice_without_a_device_says_why(void)
 
 /* ---- pool ---- */
 
+enum { PHASES = 50, TASKS = 7 };
+
 struct pool_job {
     struct pool *p;
-    atomic_int n, in_last, bad;
+    atomic_int n, seen[TASKS], phase, bad;
 };
 
-static void pool_last(void *ctx)
+static void pool_task(void *ctx, int32_t task, int32_t thread)
 {
     struct pool_job *j = ctx;
-    if (atomic_load(&j->n) % pool_threads(j->p))
+    int phase = atomic_load(&j->phase);
+    if (atomic_exchange(&j->seen[task], phase + 1) != phase || thread < 0 ||
+        thread >= pool_threads(j->p))
+        atomic_fetch_add(&j->bad, 1); /* done twice, or before the phase's time */
+    if (task == phase % TASKS && phase % 5 == 0)
+        usleep(200); /* a straggler: nobody may go on without it */
+    if (atomic_load(&j->phase) != phase)
         atomic_fetch_add(&j->bad, 1);
-    atomic_fetch_add(&j->in_last, 1);
+    atomic_fetch_add(&j->n, 1);
 }
 
-static void pool_fn(void *ctx, int32_t thread)
+static int32_t pool_next(void *ctx)
 {
     struct pool_job *j = ctx;
-    for (int i = 0; i < 50; i++) {
-        atomic_fetch_add(&j->n, 1);
-        pool_barrier(j->p, pool_last, j);
-    }
+    if (atomic_load(&j->n) % TASKS)
+        atomic_fetch_add(&j->bad, 1);
+    return (atomic_fetch_add(&j->phase, 1) + 1) % PHASES ? TASKS : 0;
 }
 
-static void test_pool_barrier_lets_nobody_through_early(void)
+static void pool_job_run(struct pool_job *j)
+{
+    struct pool_work w = {pool_task, pool_next, j, TASKS};
+    pool_run(j->p, &w);
+}
+
+static void test_pool_does_each_task_once_and_phases_in_order(void)
 {
     for (int n = 1; n <= 5; n += 2) {
         struct pool_job j = {0};
         struct err e = {0};
         if (!OK_CALL(pool_new(&j.p, n, &e), e))
             return;
-        for (int i = 0; i < 20; i++)
-            pool_run(j.p, pool_fn, &j);
-        OK(j.n == 20 * 50 * n && j.in_last == 20 * 50 && !j.bad);
+        for (int i = 1; i <= 20; i++) {
+            pool_job_run(&j);
+            OK(j.n == i * PHASES * TASKS && j.phase == i * PHASES);
+        }
+        OK(!j.bad);
         pool_free(j.p);
     }
 }
@@ -681,13 +723,13 @@ static void test_idle_pool_takes_no_cpu(void)
     struct err e = {0};
     if (!OK_CALL(pool_new(&j.p, 3, &e), e))
         return;
-    pool_run(j.p, pool_fn, &j);
+    pool_job_run(&j);
     usleep(50000);
     double before = cpu_seconds();
     usleep(300000);
     OK_MSG(cpu_seconds() - before < 0.01, "%g s", cpu_seconds() - before);
-    pool_run(j.p, pool_fn, &j); /* and it wakes */
-    OK(j.n == 2 * 50 * 3 && !j.bad);
+    pool_job_run(&j); /* and it wakes */
+    OK(j.n == 2 * PHASES * TASKS && !j.bad);
     pool_free(j.p);
 }
 
@@ -706,7 +748,8 @@ static const struct unit_test tests[] = {
     {"size_that_overflows_fits_nowhere", test_size_that_overflows_fits_nowhere},
     {"ops_join_only_when_no_task_needs_another", test_ops_join_only_when_no_task_needs_another},
     {"choice_without_a_device_says_why", test_choice_without_a_device_says_why},
-    {"pool_barrier_lets_nobody_through_early", test_pool_barrier_lets_nobody_through_early},
+    {"pool_does_each_task_once_and_phases_in_order",
+     test_pool_does_each_task_once_and_phases_in_order},
     {"idle_pool_takes_no_cpu", test_idle_pool_takes_no_cpu},
 };
 
