@@ -165,26 +165,16 @@ static int find_tensor(struct model *m, const struct gguf *g, enum role role, ui
     return 0;
 }
 
-static bool tensor_used(const struct model *m, const struct gguf_tensor *t)
-{
-    size_t n = model_n_tensors(m);
-    for (size_t i = 0; i < n; i++)
-        if (m->tensors[i].t == t)
-            return true;
-    return false;
-}
-
 /* A tensor of a layer that this architecture does not use would change the layer's sum: refused.
  * Others are left aside, with a line in the log that names the first. */
-static int check_extras(const struct model *m, const struct gguf *g, uint64_t n_used, struct err *e)
+static int check_extras(const struct model *m, const struct gguf *g, const bool *used,
+                        struct err *e)
 {
-    if (n_used == g->n_tensors)
-        return 0;
     const struct gguf_tensor *first = NULL;
     uint64_t n = 0;
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensors[i];
-        if (tensor_used(m, t))
+        if (used[i])
             continue;
         if (!strncmp(t->name, "blk.", 4))
             return err_set(
@@ -195,8 +185,9 @@ static int check_extras(const struct model *m, const struct gguf *g, uint64_t n_
         n++;
         first = first ? first : t;
     }
-    log_line(LOG_WARN, "%" PRIu64 " tensor%s of the file not used, the first is %s", n,
-             n == 1 ? " is" : "s are", first->name);
+    if (n)
+        log_line(LOG_WARN, "%" PRIu64 " tensor%s of the file not used, the first is %s", n,
+                 n == 1 ? " is" : "s are", first->name);
     return 0;
 }
 
@@ -212,10 +203,15 @@ static int find_tensors(struct model *m, const struct gguf *g, struct err *e)
         for (int r = ROLE_LAYER; r < ROLE_END; r++)
             if (find_tensor(m, g, r, l, e))
                 return -1;
-    uint64_t n_used = 0;
+    bool *used = mem_array(g->n_tensors, sizeof *used);
+    if (!used)
+        return err_set(e, ERR_MEMORY, "out of memory for the list of tensors");
     for (size_t i = 0; i < model_n_tensors(m); i++)
-        n_used += m->tensors[i].t != NULL;
-    return check_extras(m, g, n_used, e);
+        if (m->tensors[i].t)
+            used[m->tensors[i].t - g->tensors] = true;
+    int rc = check_extras(m, g, used, e);
+    mem_free(used);
+    return rc;
 }
 
 /* ---- keys ---- */

@@ -86,20 +86,59 @@ int kernels_choose(const struct kernels **out, struct err *e)
     return err_set(e, ERR_USAGE, "INGOT_ISA=%s is not known; it may be %s", want, known);
 }
 
-static uint64_t available_bytes(void)
+static uint64_t read_number(const char *path)
 {
-    unsigned long long kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
+    unsigned long long v = UINT64_MAX; /* also for "max" and for a file that is not there */
+    FILE *f = fopen(path, "re");
+    if (f && fscanf(f, "%llu", &v) != 1)
+        v = UINT64_MAX;
+    if (f)
+        fclose(f);
+    return v;
+}
+
+/* The number behind a name at a line's start; 0 when there is none. */
+static uint64_t read_field(const char *path, const char *name)
+{
+    unsigned long long v = 0;
+    size_t n = strlen(name);
     char line[128];
+    FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
+        if (!strncmp(line, name, n) && sscanf(line + n, "%llu", &v) == 1)
             break;
     if (f)
         fclose(f);
+    return v;
+}
+
+/* What a control group (version 2) leaves: a container's limit is below what the machine has. Its
+ * file cache counts as used there, but makes room when asked to. */
+static uint64_t cgroup_bytes(void)
+{
+    char line[512] = "", path[700];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    if (f && fgets(line, sizeof line, f))
+        line[strcspn(line, "\n")] = 0;
+    if (f)
+        fclose(f);
+    const char *dir = strncmp(line, "0::", 3) ? "" : line + 3;
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", dir);
+    uint64_t max = read_number(path);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", dir);
+    uint64_t used = read_number(path);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.stat", dir);
+    used -= MIN(used, read_field(path, "inactive_file "));
+    return max == UINT64_MAX ? UINT64_MAX : max - MIN(used, max);
+}
+
+static uint64_t available_bytes(void)
+{
+    uint64_t bytes = read_field("/proc/meminfo", "MemAvailable:") << 10;
     struct sysinfo s;
-    if (!kib && sysinfo(&s) == 0)
-        kib = (unsigned long long)s.freeram * s.mem_unit >> 10;
-    return kib << 10;
+    if (!bytes && sysinfo(&s) == 0)
+        bytes = (uint64_t)s.freeram * s.mem_unit;
+    return MIN(bytes, cgroup_bytes());
 }
 
 static void cpu_brand(char *out, size_t n)
