@@ -2,10 +2,23 @@
 #include "cli/cli.h"
 
 static const struct command *const commands[] = {
-    &command_run,      &command_import,  &command_export, &command_list,
-    &command_show,     &command_copy,    &command_remove, &command_verify,
-    &command_devices,  &command_bench,   &command_eval,   &command_tokenize,
-    &command_template, &command_version, &command_help,   NULL,
+    &command_run,
+    &command_import,
+    &command_export,
+    &command_list,
+    &command_show,
+    &command_copy,
+    &command_remove,
+    &command_verify,
+    &command_devices,
+    &command_bench,
+    &command_bench_serve,
+    &command_eval,
+    &command_tokenize,
+    &command_template,
+    &command_version,
+    &command_help,
+    NULL,
 };
 
 int main(int argc, char **argv)

@@ -46,20 +46,28 @@ static void on_done(void *user, const struct request_stats *stats)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* While nothing has come yet, a person sees that the prompt is being read. */
+/* While nothing has come yet, a person sees how much of the prompt has been read. */
 struct waiting {
     bool terminal, shown;
     uint64_t start_ns;
     size_t n_prompt;
+    struct engine *engine;
+    struct engine_counters before;
 };
 
 static void waiting_show(struct waiting *w)
 {
     double s = (double)(now_ns() - w->start_ns) / 1e9;
+    struct engine_counters c;
     if (!w->terminal || s < 0.5)
         return;
-    fprintf(stderr, "\r%sreading %zu tokens, %.0f s%s\x1b[K", style(2, STYLE_DIM), w->n_prompt, s,
-            style(2, STYLE_NONE));
+    engine_counters(w->engine, &c);
+    uint64_t read =
+        c.n_prompt_rows - w->before.n_prompt_rows + c.n_reused_rows - w->before.n_reused_rows;
+    fprintf(stderr, "\r%sreading ", style(2, STYLE_DIM));
+    if (read)
+        fprintf(stderr, "%llu of ", (unsigned long long)MIN(read, (uint64_t)w->n_prompt));
+    fprintf(stderr, "%zu tokens, %.0f s%s\x1b[K", w->n_prompt, s, style(2, STYLE_NONE));
     w->shown = true;
 }
 
@@ -107,11 +115,15 @@ static int print_text(struct answer *a, struct printer *p, struct buf *text, str
 
 /* Print until the request is done. An error cancels the request and is returned after its end. */
 static int pump(struct answer *a, struct stream *s, struct engine *en, struct request *r,
-                struct err *e)
+                const struct engine_counters *before, struct err *e)
 {
     struct buf text = {0};
     struct printer p;
-    struct waiting w = {isatty(1) && isatty(2) && !term_plain(), false, now_ns(), r->n_ids};
+    struct waiting w = {.terminal = isatty(1) && isatty(2) && !term_plain(),
+                        .start_ns = now_ns(),
+                        .n_prompt = r->n_ids,
+                        .engine = en,
+                        .before = *before};
     int rc = 0;
     printer_begin(&p, a->no_wrap);
     for (bool done = false; !done;) {
@@ -150,7 +162,9 @@ static int pump(struct answer *a, struct stream *s, struct engine *en, struct re
 int answer_stream(struct answer *a, struct engine *en, struct request *r, struct err *e)
 {
     struct stream s = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct engine_counters before, after;
     int rc = -1;
+    engine_counters(en, &before);
     s.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s.wake_fd < 0)
         return err_errno(e, "cannot create an event queue");
@@ -160,8 +174,10 @@ int answer_stream(struct answer *a, struct engine *en, struct request *r, struct
     interrupt_begin(s.wake_fd);
     if (engine_submit(en, r, e))
         goto out;
-    rc = pump(a, &s, en, r, e);
+    rc = pump(a, &s, en, r, &before, e);
+    engine_counters(en, &after);
     a->stats = s.stats;
+    a->n_read = after.n_prompt_rows - before.n_prompt_rows;
     if (!rc && s.stats.finish == FINISH_ERROR) {
         *e = s.stats.err;
         rc = e->code ? -1 : err_set(e, ERR_DEVICE, "the engine failed without saying why");
@@ -180,11 +196,17 @@ static void put_speed(struct buf *out, double n, uint64_t ns)
         buf_printf(out, " at %.*f tok/s", n * 1e9 / (double)ns < 100 ? 1 : 0, n * 1e9 / (double)ns);
 }
 
-void format_stats(struct buf *out, const struct request_stats *s, double load_seconds)
+void format_stats(struct buf *out, const struct request_stats *s, uint64_t n_read,
+                  double load_seconds)
 {
     buf_printf(out, "prompt %u", s->n_prompt);
     if (s->n_cached)
         buf_printf(out, " (%u known)", s->n_cached);
+    if (!s->n_generated && s->finish == FINISH_CANCELLED) {
+        buf_printf(out, ", stopped after %llu", (unsigned long long)(n_read + s->n_cached));
+        put_speed(out, (double)n_read, s->prompt_ns);
+        return;
+    }
     put_speed(out, (double)s->n_prompt - s->n_cached, s->prompt_ns);
     buf_printf(out, "; answer %u", s->n_generated);
     put_speed(out, (double)s->n_generated - 1, s->decode_ns);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct bench_opts {
     struct common_opts common;
@@ -52,6 +53,7 @@ static double series_median(const struct series *s)
 
 struct bench {
     const struct bench_opts *o;
+    const char *ref; /* the model's name in the store, or its path */
     struct engine *engine;
     int32_t *ids; /* MAX(prompt, 1) of them */
     struct series prompt, gen;
@@ -97,6 +99,25 @@ static int bench_request(struct request_stats *s, struct bench *b, uint32_t n_id
     return engine_run(b->engine, &r, s, e);
 }
 
+/* A person sees that something goes on; what == NULL: it is over. */
+static void show_run(const struct bench *b, const char *what, uint32_t run)
+{
+    if (b->o->common.quiet || !isatty(2) || term_plain())
+        return;
+    fputs("\r\x1b[K", stderr);
+    if (what)
+        fprintf(stderr, "%smeasuring: %s, run %u of %u%s", style(2, STYLE_DIM), what, run,
+                b->o->reps, style(2, STYLE_NONE));
+}
+
+static int too_long(const struct bench *b, struct err *e)
+{
+    const struct engine_info *i = engine_info(b->engine);
+    return err_set(e, ERR_LIMIT, "the context of %u tokens ends before the answer of %u; use a %s",
+                   i->n_ctx, b->o->gen,
+                   i->n_ctx < i->n_ctx_train ? "larger --ctx" : "smaller --gen");
+}
+
 static int bench_runs(struct bench *b, struct err *e)
 {
     struct request_stats s;
@@ -106,19 +127,17 @@ static int bench_runs(struct bench *b, struct err *e)
         return -1;
     for (uint32_t i = 0; i < o->reps; i++) {
         if (o->prompt) {
+            show_run(b, "prompt", i + 1);
             if (bench_request(&s, b, o->prompt, 1, e))
                 return -1;
             b->prompt.v[b->prompt.n++] = o->prompt * 1e9 / (double)MAX(s.prompt_ns, 1u);
         }
         if (o->gen) {
+            show_run(b, "answer", i + 1);
             if (bench_request(&s, b, 1, o->gen + 1, e))
                 return -1;
             if (s.n_generated != o->gen + 1)
-                return err_set(
-                    e, ERR_LIMIT,
-                    "the context of %u tokens ends before the answer of %u; use a larger "
-                    "--ctx",
-                    engine_info(b->engine)->n_ctx, o->gen);
+                return too_long(b, e);
             b->gen.v[b->gen.n++] = (s.n_generated - 1) * 1e9 / (double)MAX(s.decode_ns, 1u);
         }
         if (interrupt_seen())
@@ -154,11 +173,16 @@ static void bench_print(const struct bench *b)
     const struct engine_info *i = engine_info(b->engine);
     char bytes[16], params[16], rate[16], macs[16], read[16];
     struct buf name = {0};
-    put_clean(&name, i->name, strlen(i->name), 60);
+    put_clean(&name, b->ref, strlen(b->ref), 60);
+    if (i->name[0] && strcmp(i->name, b->ref)) {
+        buf_puts(&name, " (");
+        put_clean(&name, i->name, strlen(i->name), 60);
+        buf_putc(&name, ')');
+    }
     format_bytes(bytes, i->weight_file_bytes);
     format_count(params, i->n_params);
     format_bytes(rate, (uint64_t)b->read_bytes_s);
-    printf("model    %s (%s, %s parameters, %s)\n", buf_str(&name), i->arch, params, bytes);
+    printf("model    %s: %s, %s parameters, %s\n", buf_str(&name), i->arch, params, bytes);
     printf("device   %s\n", i->describe);
     printf("machine  reads %s/s, %.1f G int8 multiply-adds/s\n", rate, b->int8_macs_s / 1e9);
     format_count(macs, b->prompt_macs);
@@ -210,7 +234,10 @@ static int bench_run(const struct command_args *a, struct err *e)
         goto out;
     if (!eo.ctx)
         eo.ctx = MAX(o->prompt + 1, o->gen + 2);
+    b.ref = model_file_name(s.file);
     rc = load_engine(&b.engine, &s, &eo, &o->common, e);
+    if (rc && e->code == ERR_LIMIT && !o->engine.ctx)
+        err_prefix(e, "use a smaller --prompt or --gen");
     if (rc)
         goto out;
     size_t n_ids = MAX(o->prompt, 1u);
@@ -226,6 +253,7 @@ static int bench_run(const struct command_args *a, struct err *e)
     interrupt_begin(-1);
     rc = bench_runs(&b, e);
     interrupt_end();
+    show_run(&b, NULL, 0);
     if (rc)
         goto out;
     cpu_measure(&b.read_bytes_s, &b.int8_macs_s, eo.threads > 0 ? eo.threads : cpu_count());

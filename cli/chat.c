@@ -9,12 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { MAX_SLASHES = 15 };
+
 struct chat {
     struct session *s;
     struct store *store; /* for history, /save and /load; NULL when there is none */
     bool own_store;      /* opened here */
     struct lineedit *line;
+    const char *words[MAX_SLASHES + 1]; /* the commands' names, for Tab */
     struct request_stats last;
+    uint64_t last_read; /* tokens of its prompt that were computed */
     bool answered, stats, leave;
 };
 
@@ -24,16 +28,38 @@ struct slash {
     int (*run)(struct chat *c, char *arg, struct err *e);
 };
 
+/* A text of ours on standard output or error, broken between words where that is a terminal. It
+ * goes on from where *w is. */
+static void put_words(struct wrap *w, FILE *f, enum style st, const char *text)
+{
+    int fd = fileno(f);
+    struct buf out = {0};
+    if (isatty(fd) && !term_plain())
+        wrap_put(w, &out, text, strlen(text));
+    else
+        buf_puts(&out, text);
+    fprintf(f, "%s%s%s", style(fd, st), buf_str(&out), style(fd, STYLE_NONE));
+    buf_fini(&out);
+}
+
+static void say(enum style st, const char *text)
+{
+    struct wrap w;
+    fflush(stdout);
+    wrap_begin(&w, term_columns(2));
+    put_words(&w, stderr, st, text);
+    fputc('\n', stderr);
+}
+
 static void note(const char *fmt, ...) PRINTF_LIKE(1, 2);
 static void note(const char *fmt, ...)
 {
-    fflush(stdout);
-    fputs(style(2, STYLE_DIM), stderr);
+    char text[600];
     va_list ap;
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "%s\n", style(2, STYLE_NONE));
+    say(STYLE_DIM, text);
 }
 
 /* ---- /set ---- */
@@ -107,8 +133,12 @@ static int slash_system(struct chat *c, char *arg, struct err *e)
                        "a system prompt needs a chat template, and none is used here");
     if (!*arg) {
         struct buf b = {0};
+        struct wrap w;
+        wrap_begin(&w, term_columns(1));
         put_terminal(&b, now ? now : "", now ? strlen(now) : 0);
-        printf("%s\n", now ? buf_str(&b) : "No system prompt. Set one: /system TEXT");
+        put_words(&w, stdout, STYLE_NONE,
+                  now ? buf_str(&b) : "No system prompt. Set one: /system TEXT");
+        putchar('\n');
         buf_fini(&b);
         return 0;
     }
@@ -120,20 +150,32 @@ static int slash_system(struct chat *c, char *arg, struct err *e)
     return 0;
 }
 
-static int need_store(const struct chat *c, const char *name, const char *usage, struct err *e)
+static int need_store(const struct chat *c, struct err *e)
 {
-    if (!c->store)
-        return err_set(e, ERR_NOT_FOUND,
-                       "no store is open, so that chats cannot be kept; set INGOT_HOME "
-                       "to a directory");
+    return c->store ? 0
+                    : err_set(e, ERR_NOT_FOUND,
+                              "no store is open, so that chats cannot be kept; set INGOT_HOME to "
+                              "a directory");
+}
+
+static int check_chat_name(const char *name, struct err *e)
+{
     if (!*name)
-        return err_set(e, ERR_USAGE, "which name? Write %s", usage);
+        return err_set(e, ERR_USAGE, "which name? Write /save NAME");
+    if (strchr(name, '/') || strchr(".~", *name))
+        return err_set(e, ERR_USAGE,
+                       "'%.60s' looks like a path; chats are kept in the store under a name: "
+                       "/save trip",
+                       name);
+    for (const char *p = name; *p; p++)
+        if (iscntrl((unsigned char)*p))
+            return err_set(e, ERR_USAGE, "the name of a chat is one line");
     return 0;
 }
 
 static int slash_save(struct chat *c, char *arg, struct err *e)
 {
-    if (need_store(c, arg, "/save NAME", e))
+    if (need_store(c, e) || check_chat_name(arg, e))
         return -1;
     char *text = json_dumps(c->s->messages, 0);
     int rc = text ? store_save_chat(c->store, arg, text, e)
@@ -142,6 +184,26 @@ static int slash_save(struct chat *c, char *arg, struct err *e)
     if (!rc)
         note("Saved. Bring it back with /load %s", arg);
     return rc;
+}
+
+static int list_chats(const struct chat *c, struct err *e)
+{
+    struct store_chat *all;
+    size_t n;
+    if (store_list_chats(c->store, &all, &n, e))
+        return -1;
+    if (!n)
+        note("No chat is saved yet; /save NAME keeps this one.");
+    for (size_t i = 0; i < n; i++) {
+        struct buf name = {0};
+        char age[24];
+        format_age(age, all[i].saved);
+        put_clean(&name, all[i].name, strlen(all[i].name), (size_t)MAX(term_columns(1) - 30, 20));
+        printf("  %-24s %s%s%s\n", buf_str(&name), style(1, STYLE_DIM), age, style(1, STYLE_NONE));
+        buf_fini(&name);
+    }
+    mem_free(all);
+    return 0;
 }
 
 static bool chat_is_sound(const json_t *messages)
@@ -161,7 +223,11 @@ static int slash_load(struct chat *c, char *arg, struct err *e)
     struct buf text = {0};
     json_t *messages = NULL;
     int rc = -1;
-    if (need_store(c, arg, "/load NAME", e) || store_load_chat(c->store, &text, arg, e))
+    if (need_store(c, e))
+        return -1;
+    if (!*arg)
+        return list_chats(c, e);
+    if (store_load_chat(c->store, &text, arg, e))
         goto out;
     messages = json_loadb(buf_str(&text), text.n, JSON_ALLOW_NUL, NULL);
     if (!chat_is_sound(messages)) {
@@ -216,7 +282,7 @@ static int slash_show(struct chat *c, char *arg, struct err *e)
 static void print_stats(const struct chat *c)
 {
     struct buf line = {0};
-    format_stats(&line, &c->last, 0);
+    format_stats(&line, &c->last, c->last_read, 0);
     note("%s", buf_str(&line));
     buf_fini(&line);
 }
@@ -244,29 +310,49 @@ static const struct slash slashes[] = {
     {"/system", "[TEXT]", "Show or change the system prompt", slash_system},
     {"/clear", "", "Forget the chat", slash_clear},
     {"/save", "NAME", "Keep the chat under a name", slash_save},
-    {"/load", "NAME", "Go on with a chat that was kept", slash_load},
+    {"/load", "[NAME]", "Go on with a chat that was kept, or list them", slash_load},
     {"/show", "", "The model and where it runs", slash_show},
     {"/stats", "", "Speeds after every answer, on or off", slash_stats},
     {"/bye", "", "Leave (also Ctrl-D)", slash_bye},
 };
+_Static_assert(ARRAY_LEN(slashes) <= MAX_SLASHES, "room for their names in struct chat");
+
+/* One row of the help; a long explanation goes on below itself. */
+static void put_entry(const char *left, const char *text)
+{
+    enum { COLUMN = 25 };
+    size_t room = (size_t)MAX(term_columns(1) - COLUMN - 1, 20);
+    printf("  %-*s ", COLUMN - 3, left);
+    for (;;) {
+        size_t n = strlen(text), cut = n;
+        if (n > room)
+            for (cut = room; cut > 0 && text[cut] != ' ';)
+                cut--;
+        if (!cut)
+            cut = n;
+        printf("%.*s\n", (int)cut, text);
+        if (cut == n)
+            return;
+        text += cut + 1;
+        printf("%*s", COLUMN, "");
+    }
+}
 
 static int slash_help(struct chat *c, char *arg, struct err *e)
 {
     for (size_t i = 0; i < ARRAY_LEN(slashes); i++) {
         char left[48];
         snprintf(left, sizeof left, "%s %s", slashes[i].name, slashes[i].args);
-        printf("  %-22s %s\n", left, slashes[i].help);
+        put_entry(left, slashes[i].help);
     }
-    printf(
-        "\n"
-        "  \"\"\" ... \"\"\"            Several lines; also Alt-Enter, or \\ at the end of a line\n"
-        "  Ctrl-C                 Stop the answer\n"
-        "  Up, Down, Ctrl-R       What was typed before\n");
+    putchar('\n');
+    put_entry("\"\"\" ... \"\"\"",
+              "Several lines (also /system \"\"\"); or Alt-Enter, or \\ at the end of a line");
+    put_entry("a blank before /", "Send a text that looks like a command");
+    put_entry("Ctrl-C", "Stop the answer");
+    put_entry("Up, Down, Ctrl-R", "What was typed before");
     return 0;
 }
-
-static const char *const slash_words[] = {"/help", "/set",  "/system", "/clear", "/save",
-                                          "/load", "/show", "/stats",  "/bye",   NULL};
 
 static int slash_run(struct chat *c, char *line, struct err *e)
 {
@@ -282,39 +368,48 @@ static int slash_run(struct chat *c, char *line, struct err *e)
             return slashes[i].run(c, arg, e);
         suggest(&nearest, &best, line, slashes[i].name);
     }
+    if (!strcmp(line, "/?"))
+        return slash_help(c, arg, e);
     if (!strcmp(line, "/exit") || !strcmp(line, "/quit"))
         nearest = "/bye";
     if (nearest)
         return err_set(e, ERR_USAGE, "no command %.40s; did you mean %s?", line, nearest);
-    return err_set(e, ERR_USAGE, "no command %.40s; /help lists them", line);
+    return err_set(e, ERR_USAGE,
+                   "no command %.40s; /help lists them, and a blank before it sends it as text",
+                   line);
 }
 
 /* ---- answers ---- */
 
+static void note_full(const struct chat *c)
+{
+    uint32_t n_ctx = engine_info(c->s->engine)->n_ctx, more = session_more_ctx(c->s, n_ctx);
+    char with[80] = "";
+    if (more)
+        snprintf(with, sizeof with, ", or start again with --ctx %u", more);
+    note("The context of %u tokens is full, so the answer was cut: /clear starts over%s.", n_ctx,
+         with);
+}
+
 static void answer(struct chat *c, const char *text, size_t n, struct err *e)
 {
     struct answer a = {0};
-    lineedit_mute(c->line, true);
     int rc = session_answer(&a, c->s, text, n, e);
-    lineedit_mute(c->line, false);
     if (a.text.n && a.text.data[a.text.n - 1] != '\n')
         putchar('\n');
     if (!rc) {
         c->last = a.stats;
+        c->last_read = a.n_read;
         c->answered = true;
         if (a.interrupted)
             note("(stopped)");
         else if (a.stats.finish == FINISH_CONTEXT)
-            note("The context of %u tokens is full, so the answer was cut: /clear starts over, or "
-                 "start again with a larger --ctx.",
-                 engine_info(c->s->engine)->n_ctx);
+            note_full(c);
         if (c->stats)
             print_stats(c);
-    } else if (e->code == ERR_LIMIT && json_array_size(c->s->messages) > 1) {
-        struct err full = *e;
-        *e = (struct err){0};
-        err_set(e, ERR_LIMIT, "the chat is full (/clear starts over): %.400s", full.msg);
     }
+    if (a.interrupted) /* what was typed ahead was meant for an answer that is not there */
+        lineedit_flush(c->line);
     putchar('\n');
     fflush(stdout);
     buf_fini(&a.text);
@@ -325,19 +420,26 @@ static void answer(struct chat *c, const char *text, size_t n, struct err *e)
 static void greet(const struct chat *c)
 {
     const struct engine_info *i = engine_info(c->s->engine);
+    const char *ref = model_file_name(c->s->source->file);
     char params[16];
-    struct buf name = {0};
+    struct buf name = {0}, rest = {0};
+    struct wrap w;
     if (c->s->opts->common.quiet)
         return;
-    put_clean(&name, i->name[0] ? i->name : model_file_name(c->s->source->file),
-              strlen(i->name[0] ? i->name : model_file_name(c->s->source->file)), 60);
+    put_clean(&name, ref, strlen(ref), 60);
     format_count(params, i->n_params);
-    printf("%s%s%s  %s%s parameters, context %u, %s%s\n", style(1, STYLE_BOLD), buf_str(&name),
-           style(1, STYLE_NONE), style(1, STYLE_DIM), params, i->n_ctx, i->describe,
-           style(1, STYLE_NONE));
-    printf("%s/help lists the commands, /bye leaves.%s\n\n", style(1, STYLE_DIM),
-           style(1, STYLE_NONE));
+    buf_puts(&rest, "  ");
+    if (i->name[0] && strcmp(i->name, ref)) {
+        put_clean(&rest, i->name, strlen(i->name), 60);
+        buf_puts(&rest, ", ");
+    }
+    buf_printf(&rest, "%s parameters, context %u, %s\n/help lists the commands, /bye leaves.\n\n",
+               params, i->n_ctx, i->describe);
+    wrap_begin(&w, term_columns(1));
+    put_words(&w, stdout, STYLE_BOLD, buf_str(&name));
+    put_words(&w, stdout, STYLE_DIM, buf_str(&rest));
     buf_fini(&name);
+    buf_fini(&rest);
 }
 
 /* A chat works without a store: then nothing is kept, and it says so where it matters. */
@@ -353,10 +455,20 @@ static int chat_open(struct chat *c, struct err *e)
     if (c->store)
         snprintf(path, sizeof path, "%s/history", store_home(c->store));
     struct err he = {0};
-    if (lineedit_new(&c->line, c->store ? path : NULL, slash_words, &he) == 0)
+    for (size_t i = 0; i < ARRAY_LEN(slashes); i++)
+        c->words[i] = slashes[i].name;
+    if (lineedit_new(&c->line, c->store ? path : NULL, c->words, &he) == 0)
         return 0;
     log_line(LOG_WARN, "no history: %s", he.msg);
-    return lineedit_new(&c->line, NULL, slash_words, e);
+    return lineedit_new(&c->line, NULL, c->words, e);
+}
+
+/* "/etc/hosts says" is text; so is everything that begins with a blank. */
+static bool is_slash(const char *line)
+{
+    size_t n = strcspn(line, " \t\n");
+    return line[0] == '/' && (isalpha((unsigned char)line[1]) || !strncmp(line, "/?", n)) &&
+           n > 1 && !memchr(line + 1, '/', n - 1);
 }
 
 static void take_line(struct chat *c, struct buf *line)
@@ -365,14 +477,16 @@ static void take_line(struct chat *c, struct buf *line)
     size_t blank = strspn(buf_str(line), " \t\n");
     if (blank == line->n)
         return;
-    if (line->data[blank] == '/' && isalpha((unsigned char)line->data[blank + 1]))
-        slash_run(c, line->data + blank, &e);
+    if (is_slash(line->data))
+        slash_run(c, line->data, &e);
     else if (!utf8_valid(line->data, line->n))
         err_set(&e, ERR_USAGE, "that is not valid UTF-8; is the terminal set to it?");
+    else if (is_slash(line->data + blank)) /* the blank only says that it is none */
+        answer(c, line->data + blank, line->n - blank, &e);
     else
         answer(c, line->data, line->n, &e);
     if (e.code)
-        fprintf(stderr, "%s\n", e.msg);
+        say(STYLE_NONE, e.msg);
 }
 
 int chat_run(struct session *s, struct err *e)

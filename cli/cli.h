@@ -58,7 +58,7 @@ struct command_args {
 enum { COMMAND_USAGE = 2 }; /* what a command returns (beside 0 and -1) for wrong words: exit 2 */
 
 struct command {
-    const char *name, *alias; /* alias NULL where there is none */
+    const char *name, *alias; /* one word, or two: "bench serve"; alias NULL: there is none */
     const char *summary;      /* a few words, for the list of commands */
     const char *usage;        /* what follows the name: "MODEL [PROMPT...]" */
     const char *about;        /* a paragraph for --help */
@@ -71,8 +71,9 @@ struct command {
 };
 
 extern const struct command command_run, command_import, command_export, command_list, command_show,
-    command_copy, command_remove, command_verify, command_devices, command_bench, command_eval,
-    command_tokenize, command_template, command_version, command_help;
+    command_copy, command_remove, command_verify, command_devices, command_bench,
+    command_bench_serve, command_eval, command_tokenize, command_template, command_version,
+    command_help;
 
 /* The whole program: returns the exit status. `commands` ends with NULL. */
 int cli_main(int argc, char **argv, const struct command *const *commands);

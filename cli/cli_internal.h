@@ -5,6 +5,7 @@
 
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "store/prefix.h"
 
 #include <jansson.h>
 
@@ -37,6 +38,9 @@ int parse_ids(struct ids *out, const char *text, const char *what, struct err *e
 void help_command(const struct command *c);                /* to standard output */
 void help_overview(const struct command *const *commands); /* every command, and first steps */
 
+/* ---- dispatch.c ---- */
+const char *program_name(void); /* as it was typed, for commands that a hint shows */
+
 /* ---- tables of common options (common.c) ---- */
 
 struct common_opts { /* first in every command's struct */
@@ -53,7 +57,9 @@ struct engine_opts {
     const char *backend;
     int32_t threads;
     uint32_t ctx, max_batch;
-    int32_t kv; /* enum kv_type */
+    int32_t kv;                 /* enum kv_type */
+    /* no options here: for commands that serve many; 0: the defaults */
+    uint32_t n_seqs, queue_len, max_step_ms;
 };
 extern const struct option engine_options[];
 #define ENGINE_GROUP(type)                                                                         \
@@ -85,9 +91,13 @@ int open_store(struct store **out, const struct common_opts *c, struct err *e);
 struct model_ref {
     struct store *store; /* NULL when the reference is a path */
     struct model_file *file;
+    struct prefix_store *prefix; /* what load_engine gives the engine; NULL: no persistent tier */
 };
 int model_ref_open(struct model_ref *s, const char *ref, const struct common_opts *c,
                    struct err *e);
+/* Engines loaded from now on keep KV pages in the store's prefix.db. Where it cannot be opened they
+ * do without, and the log says so. */
+void model_ref_open_prefix(struct model_ref *s, const struct common_opts *c);
 void model_ref_close(struct model_ref *s);
 /* The file's tokenizer.chat_template; n = 0 if it has none. */
 int model_ref_template(struct gguf_str *out, const struct model_ref *s, struct err *e);
@@ -116,6 +126,8 @@ void put_terminal(struct buf *out, const char *p, size_t n);
 /* Print and release; fails when j is NULL (out of memory). */
 int print_json(json_t *j, struct err *e);
 json_t *json_text(const char *p, size_t n); /* a string value; broken UTF-8 becomes U+FFFD */
+/* Before standard input is read: at a terminal, say how it ends. */
+void say_reading(void);
 int read_stream(struct buf *out, int fd, const char *name, size_t max_bytes, struct err *e);
 /* "-" is standard input. */
 int read_input(struct buf *out, const char *path, size_t max_bytes, struct err *e);
@@ -164,6 +176,7 @@ void wrap_put(struct wrap *w, struct buf *out, const char *p, size_t n);
 
 struct answer {
     struct request_stats stats;
+    uint64_t n_read; /* tokens of the prompt that were computed, also of one that was stopped */
     struct buf text; /* what was printed, owned by the caller */
     bool no_wrap;    /* in: leave long lines to the terminal */
     bool interrupted;
@@ -171,7 +184,8 @@ struct answer {
 /* Run the request and print its text on standard output as it comes; Ctrl-C ends the answer. */
 int answer_stream(struct answer *a, struct engine *en, struct request *r, struct err *e);
 /* "prompt 31 at 412 tok/s; answer 128 at 71.2 tok/s; first token 0.12 s; load 0.31 s" */
-void format_stats(struct buf *out, const struct request_stats *s, double load_seconds);
+void format_stats(struct buf *out, const struct request_stats *s, uint64_t n_read,
+                  double load_seconds);
 
 /* ---- chat (chat.c) ---- */
 
@@ -180,7 +194,7 @@ struct run_opts {
     struct engine_opts engine;
     struct sampling_opts sampling;
     const char *system;
-    bool stats, raw, no_wrap;
+    bool stats, raw, no_wrap, no_prefix_cache;
 };
 /* What both one-shot and chat need. */
 struct session {
@@ -190,8 +204,11 @@ struct session {
     struct sampling_opts sampling; /* defaults of the model, then flags, then /set */
     json_t *messages;              /* array */
     bool raw;                      /* no chat template: text is continued as it is */
+    bool chat;                     /* a person goes on after the answer */
 };
 int session_answer(struct answer *a, struct session *s, const char *text, size_t n, struct err *e);
+/* A larger context to start again with, for `need` tokens; 0: the model has none. */
+uint32_t session_more_ctx(const struct session *s, size_t need);
 /* Messages hold the system prompt, if any, and nothing else. */
 int session_clear(struct session *s, const char *system, struct err *e);
 const char *session_system(const struct session *s); /* or NULL */

@@ -22,7 +22,7 @@ const struct option common_options[] = {
 #define AT(field) offsetof(struct engine_opts, field)
 const struct option engine_options[] = {
     {"ctx", "ctx-size num-ctx max-model-len", 'c', true, OPTION_U32, "N", AT(ctx), 0, 0,
-     "Context in tokens (default: the model's, at most 8192)"},
+     "Context in tokens (default of run: the model's, at most 8192)"},
     {"threads", "num-thread", 't', true, OPTION_I32, "N", AT(threads), 0, 4096,
      "Threads (default: every processor it may use)"},
     {"backend", "device", 0, true, OPTION_STR, "NAME", AT(backend), 0, 0,
@@ -62,8 +62,17 @@ int model_ref_open(struct model_ref *s, const char *ref, const struct common_opt
     return -1;
 }
 
+void model_ref_open_prefix(struct model_ref *s, const struct common_opts *c)
+{
+    struct err e = {0};
+    if ((!s->store && open_store(&s->store, c, &e)) ||
+        prefix_open(&s->prefix, store_home(s->store), NULL, &e))
+        log_line(LOG_WARN, "nothing is kept for the next start: %s", e.msg);
+}
+
 void model_ref_close(struct model_ref *s)
 {
+    prefix_close(s->prefix);
     model_file_close(s->file);
     store_close(s->store);
     *s = (struct model_ref){0};
@@ -95,8 +104,12 @@ int load_engine(struct engine **out, struct model_ref *s, const struct engine_op
         .backend = o->backend,
         .n_threads = o->threads,
         .n_ctx = o->ctx,
+        .n_seqs = o->n_seqs,
+        .queue_len = o->queue_len,
         .max_batch = o->max_batch,
+        .max_step_ms = o->max_step_ms,
         .kv_type = (enum kv_type)o->kv,
+        .prefix_store = s->prefix,
         .progress = progress_tick,
         .user = &p,
     };

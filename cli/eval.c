@@ -59,11 +59,26 @@ static void write_row(void *user, uint32_t pos, const float *logits)
         o->error = errno ? errno : EIO;
 }
 
+/* What the engine would refuse, before a file of that name is overwritten. */
+static int check_ids(const struct engine_info *i, const struct ids *ids, struct err *e)
+{
+    for (size_t k = 0; k < ids->n; k++)
+        if (ids->v[k] < 0 || (uint32_t)ids->v[k] >= i->n_vocab)
+            return err_set(e, ERR_USAGE, "--tokens: token %d is outside the vocabulary (0 to %u)",
+                           ids->v[k], i->n_vocab - 1);
+    if (ids->n > i->n_ctx)
+        return err_set(e, ERR_LIMIT, "--tokens: %zu tokens are more than the context of %u holds",
+                       ids->n, i->n_ctx);
+    return 0;
+}
+
 static int eval_tokens(const struct eval_opts *o, struct engine *en, const struct ids *ids,
                        struct err *e)
 {
     struct logits_out out = {.n_vocab = engine_info(en)->n_vocab};
     struct request r = {.ids = ids->v, .n_ids = ids->n, .on_logits = write_row, .user = &out};
+    if (check_ids(engine_info(en), ids, e))
+        return -1;
     out.file = fopen(o->logits, "wbe");
     if (!out.file)
         return err_errno(e, "cannot write %s", o->logits);
@@ -224,9 +239,11 @@ const struct command command_eval = {
     .name = "eval",
     .summary = "perplexity of a text, or logits of token ids",
     .usage = "MODEL --text FILE | --tokens IDS --logits FILE",
-    .about =
-        "With --text: perplexity over windows of --ctx tokens (default 512), of each the second\n"
-        "half scored, with standard errors. With --tokens: the logits at every position.",
+    .about = "With --text: perplexity over windows of --ctx tokens (here 512 if not given), of "
+             "each the\n"
+             "second half scored, with standard errors. With --tokens: the logits at every "
+             "position, in\n"
+             "a context just long enough for them.",
     .examples = "  ingot eval smollm2 --text book.txt\n"
                 "  ingot eval smollm2 --text book.txt --ctx 2048 --kv f32 --json\n"
                 "  ingot eval model.gguf --tokens 1,15043,29892 --logits out.f32\n",

@@ -61,7 +61,7 @@ static int import_run(const struct command_args *a, struct err *e)
         printf("%s: %s, %s, %s parameters, %s%s\n", m.name, m.arch, m.quant, params, bytes,
                m.link_path[0] ? ", linked" : "");
     if (isatty(1) && !o->common.quiet)
-        fprintf(stderr, "%sTry it: ingot run %s%s\n", style(2, STYLE_DIM), m.name,
+        fprintf(stderr, "%sTry it: %s run %s%s\n", style(2, STYLE_DIM), program_name(), m.name,
                 style(2, STYLE_NONE));
     return 0;
 }

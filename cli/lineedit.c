@@ -412,17 +412,39 @@ static size_t trailing_backslashes(const char *text, size_t n)
     return k;
 }
 
+static bool is_quotes(const char *p)
+{
+    return !memcmp(p, "\"\"\"", 3);
+}
+
+/* Where the """ that opens a block stands: at the start, or behind a command; n if nowhere. */
+static size_t block_start(const char *text, size_t n)
+{
+    size_t at = 0;
+    if (n && text[0] == '/') {
+        for (at = 1; at < n && text[at] >= 'a' && text[at] <= 'z';)
+            at++;
+        size_t name = at;
+        while (at < n && text[at] == ' ')
+            at++;
+        if (name == 1 || at == name)
+            return n;
+    }
+    return at + 3 <= n && is_quotes(text + at) ? at : n;
+}
+
 bool lineedit_wants_more(const char *text, size_t n)
 {
-    if (n >= 3 && !memcmp(text, "\"\"\"", 3))
-        return n < 6 || memcmp(text + n - 3, "\"\"\"", 3);
+    size_t at = block_start(text, n);
+    if (at < n)
+        return n < at + 6 || !is_quotes(text + n - 3);
     return trailing_backslashes(text, n) % 2;
 }
 
 void lineedit_unquote(struct buf *text)
 {
-    bool block = text->n >= 6 && !memcmp(text->data, "\"\"\"", 3);
-    size_t w = 0;
+    size_t start = block_start(text->data, text->n), w = 0;
+    bool block = start + 6 <= text->n;
     for (size_t i = 0; i < text->n; i++) {
         /* A backslash that continued its line left a newline behind itself. */
         if (!block && text->data[i] == '\\' && i + 1 < text->n && text->data[i + 1] == '\n' &&
@@ -435,10 +457,11 @@ void lineedit_unquote(struct buf *text)
         text->data[w] = 0;
     if (!block)
         return;
-    size_t from = 3 + (text->data[3] == '\n'), to = text->n - 3;
+    size_t from = start + 3, to = text->n - 3;
+    from += from < to && text->data[from] == '\n';
     to -= to > from && text->data[to - 1] == '\n';
-    memmove(text->data, text->data + from, to - from);
-    text->n = to - from;
+    memmove(text->data + start, text->data + from, to - from);
+    text->n = start + to - from;
     text->data[text->n] = 0;
 }
 
@@ -637,6 +660,21 @@ enum edit_event editor_byte(struct editor *ed, unsigned char c)
     default:
         return in_ground(ed, c);
     }
+}
+
+bool editor_waits(const struct editor *ed)
+{
+    return ed->state == ESCAPE;
+}
+
+/* Escape alone leaves a search and means nothing else. */
+void editor_idle(struct editor *ed)
+{
+    if (!editor_waits(ed))
+        return;
+    ed->state = GROUND;
+    if (ed->searching)
+        search_end(ed, true);
 }
 
 void editor_start(struct editor *ed)

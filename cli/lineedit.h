@@ -54,8 +54,14 @@ struct editor {
     bool bell;
 };
 
+enum { EDITOR_ESCAPE_MS = 50 }; /* the bytes of one key come closer to each other than this */
+
 void editor_start(struct editor *ed); /* an empty text; kill and history stay */
 enum edit_event editor_byte(struct editor *ed, unsigned char c);
+/* Is an Escape taken that may be a key of its own, or the start of one? Then call editor_idle when
+ * no byte has come for EDITOR_ESCAPE_MS. */
+bool editor_waits(const struct editor *ed);
+void editor_idle(struct editor *ed);
 /* Put the escape sequences and text that bring the screen up to date. With `final` the cursor goes
  * behind the text, on a fresh line. */
 void editor_draw(struct buf *out, struct editor *ed, bool final);
@@ -63,7 +69,8 @@ void editor_draw(struct buf *out, struct editor *ed, bool final);
 void editor_resize(struct editor *ed, int columns, int rows);
 void editor_fini(struct editor *ed);
 
-/* Is a text unfinished: an opened """ block, or a backslash at its end? */
+/* Is a text unfinished: an opened """ block (it may follow a command, `/system """`), or a
+ * backslash at its end? */
 bool lineedit_wants_more(const char *text, size_t n);
 /* Strip the """ of a block and the backslashes that continued lines, in place. */
 void lineedit_unquote(struct buf *text);
@@ -73,7 +80,9 @@ void lineedit_unquote(struct buf *text);
 enum line_result { LINE_OK, LINE_EOF, LINE_INTERRUPT, LINE_FAILED };
 
 struct lineedit;
-/* Without a capable terminal (TERM=dumb, pipes) lines are read plainly. */
+/* Without a capable terminal (TERM=dumb, pipes) lines are read plainly. From here to lineedit_free
+ * keys are not echoed between two reads: what is typed while an answer runs waits for the next
+ * ones. Ctrl-C sends its signal then. */
 int lineedit_new(struct lineedit **out, const char *history_path, const char *const *words,
                  struct err *e);
 void lineedit_free(struct lineedit *l);
@@ -81,7 +90,7 @@ void lineedit_free(struct lineedit *l);
  * not the whole text. LINE_OK with e filled: only the history could not be kept. */
 enum line_result lineedit_read(struct buf *out, struct lineedit *l, const char *prompt,
                                const char *more, struct err *e);
-/* While an answer runs: keys are not echoed, Ctrl-C still sends its signal. */
-void lineedit_mute(struct lineedit *l, bool on);
+/* Drop what was typed ahead. */
+void lineedit_flush(struct lineedit *l);
 
 #endif

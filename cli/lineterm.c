@@ -1,10 +1,11 @@
-/* The line editor on a terminal: raw mode and back, reading, drawing, window size changes, suspend.
- * At the prompt the process sleeps in read(). Plain line reading where the terminal cannot move its
- * cursor. Owns the editor, the history and the terminal's saved settings. */
+/* The line editor on a terminal: its modes and back, reading, drawing, window size changes,
+ * suspend. At the prompt the process sleeps in read(). Plain line reading where the terminal cannot
+ * move its cursor. Owns the editor, the history and the terminal's saved settings. */
 #include "cli/cli_internal.h"
 #include "cli/lineedit.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +20,7 @@ struct lineedit {
     struct termios saved;
     unsigned char in[4096]; /* read and not yet taken: keys typed ahead */
     size_t n_in, at_in;
+    int n_cooked; /* bytes typed before the modes were ours: Enter is a newline in them */
 };
 
 static const char MODES_ON[] = "\x1b[?2004h"; /* bracketed paste */
@@ -56,21 +58,28 @@ static void on_end(int sig)
     raise(sig);
 }
 
-static void raw_on(struct lineedit *l)
+/* While a text is edited every key is ours. Between two reads Ctrl-C sends its signal and Ctrl-S
+ * holds the output; all else waits as it was typed, Enter told from a newline and a paste from
+ * keys. */
+static void raw_on(struct lineedit *l, bool editing)
 {
     struct termios t = l->saved;
-    t.c_iflag &= ~(tcflag_t)(BRKINT | ICRNL | INPCK | ISTRIP | IXON);
-    t.c_lflag &= ~(tcflag_t)(ECHO | ICANON | IEXTEN | ISIG);
+    t.c_iflag &= ~(tcflag_t)(BRKINT | ICRNL | INPCK | ISTRIP | (editing ? IXON : 0));
+    t.c_lflag &= ~(tcflag_t)(ECHO | ICANON | IEXTEN | (editing ? ISIG : 0));
     t.c_cc[VMIN] = 1;
     t.c_cc[VTIME] = 0;
     restore_to = l->saved;
+    bool first = !is_raw;
     is_raw = 1;
     tcsetattr(0, TCSADRAIN, &t);
-    write_all(MODES_ON, sizeof MODES_ON - 1);
+    if (first)
+        write_all(MODES_ON, sizeof MODES_ON - 1);
 }
 
 static void raw_off(struct lineedit *l)
 {
+    if (!is_raw)
+        return;
     write_all(MODES_OFF, sizeof MODES_OFF - 1);
     tcsetattr(0, TCSADRAIN, &l->saved);
     is_raw = 0;
@@ -104,20 +113,29 @@ static void draw(struct lineedit *l, const char *before, bool final)
     buf_fini(&b);
 }
 
-/* The next byte; -1 at the end of input, -2 when the window changed. Draws before it sleeps. */
+/* The next byte; -1 at the end of input, -2 when the window changed or an Escape stayed alone.
+ * Draws before it sleeps. */
 static int next_byte(struct lineedit *l)
 {
-    if (l->at_in < l->n_in)
-        return l->in[l->at_in++];
-    draw(l, "", false);
-    ssize_t n = read(0, l->in, sizeof l->in);
-    if (n < 0 && errno == EINTR)
-        return -2;
-    if (n <= 0)
-        return -1;
-    l->n_in = (size_t)n;
-    l->at_in = 1;
-    return l->in[0];
+    if (l->at_in == l->n_in) {
+        struct pollfd in = {.fd = 0, .events = POLLIN};
+        draw(l, "", false);
+        if (editor_waits(&l->ed) && poll(&in, 1, EDITOR_ESCAPE_MS) == 0) {
+            editor_idle(&l->ed);
+            return -2;
+        }
+        ssize_t n = read(0, l->in, sizeof l->in);
+        if (n < 0 && errno == EINTR)
+            return -2;
+        if (n <= 0)
+            return -1;
+        l->n_in = (size_t)n;
+        l->at_in = 0;
+    }
+    int c = l->in[l->at_in++];
+    bool enter = c == '\n' && l->n_cooked > 0;
+    l->n_cooked -= l->n_cooked > 0;
+    return enter ? '\r' : c;
 }
 
 static void suspend(struct lineedit *l)
@@ -125,7 +143,7 @@ static void suspend(struct lineedit *l)
     draw(l, "", true);
     raw_off(l);
     raise(SIGTSTP);
-    raw_on(l);
+    raw_on(l, true);
     take_size(l);
     l->ed.top = l->ed.cursor_row = 0;
 }
@@ -201,8 +219,12 @@ int lineedit_new(struct lineedit **out, const char *history_path, const char *co
     l->plain = term_plain() || !isatty(0) || !isatty(1) || tcgetattr(0, &l->saved);
     l->ed.history = &l->history;
     l->ed.words = words;
-    if (!l->plain)
+    if (!l->plain) {
         watch_signals();
+        raw_on(l, false);
+        if (ioctl(0, FIONREAD, &l->n_cooked))
+            l->n_cooked = 0;
+    }
     *out = l;
     return 0;
 }
@@ -211,6 +233,7 @@ void lineedit_free(struct lineedit *l)
 {
     if (!l)
         return;
+    raw_off(l);
     linehist_fini(&l->history);
     editor_fini(&l->ed);
     mem_free(l);
@@ -228,12 +251,12 @@ enum line_result lineedit_read(struct buf *out, struct lineedit *l, const char *
         l->ed.style_on = style(1, STYLE_PROMPT);
         l->ed.style_off = style(1, STYLE_NONE);
         fflush(stdout);
-        raw_on(l);
+        raw_on(l, true);
         editor_start(&l->ed);
         take_size(l);
         r = edit_loop(l);
         draw(l, "", true);
-        raw_off(l);
+        raw_on(l, false);
         buf_clear(out);
         buf_put(out, l->ed.text.data, l->ed.text.n);
     }
@@ -247,14 +270,10 @@ enum line_result lineedit_read(struct buf *out, struct lineedit *l, const char *
     return r;
 }
 
-void lineedit_mute(struct lineedit *l, bool on)
+void lineedit_flush(struct lineedit *l)
 {
-    if (l->plain)
-        return;
-    struct termios t = l->saved;
-    if (on)
-        t.c_lflag &= ~(tcflag_t)ECHO;
-    restore_to = l->saved;
-    is_raw = on;
-    tcsetattr(0, TCSADRAIN, &t);
+    l->at_in = l->n_in = 0;
+    l->n_cooked = 0;
+    if (!l->plain)
+        tcflush(0, TCIFLUSH);
 }

@@ -16,6 +16,11 @@ static const struct option list_options[] = {
     {0},
 };
 
+static bool link_gone(const struct store_model *m)
+{
+    return m->link_path[0] && access(m->link_path, F_OK);
+}
+
 static json_t *list_json(const struct store_model *m, size_t n)
 {
     json_t *all = json_array();
@@ -27,6 +32,8 @@ static json_t *list_json(const struct store_model *m, size_t n)
                       (json_int_t)m->n_params, "ctx", (json_int_t)m->n_ctx, "added",
                       (json_int_t)m->added, "shards", (json_int_t)m->n_shards, "link",
                       json_text(m->link_path, strlen(m->link_path)));
+        if (one && m->link_path[0])
+            json_object_set_new(one, "link_gone", json_boolean(link_gone(m)));
         if (json_array_append_new(all, one)) {
             json_decref(all);
             return NULL;
@@ -50,7 +57,10 @@ static void list_table(const struct store_model *m, size_t n)
         format_count(params, m[i].n_params);
         format_age(age, m[i].added);
         printf("%-*s  %8s  %-*s  %7s  %s%s\n", name, m[i].name, bytes, quant, m[i].quant, params,
-               age, m[i].link_path[0] ? " (linked)" : "");
+               age,
+               link_gone(&m[i])    ? " (linked, but the file is gone)"
+               : m[i].link_path[0] ? " (linked)"
+                                   : "");
     }
 }
 
@@ -69,7 +79,10 @@ static int list_run(const struct command_args *a, struct err *e)
     else if (n)
         list_table(m, n);
     else if (!o->common.quiet)
-        fprintf(stderr, "No models yet. Bring one in: ingot import model.gguf\n");
+        fprintf(stderr,
+                "No models yet. Bring one in: %s import model.gguf (or use a file as it is: %s run "
+                "./model.gguf)\n",
+                program_name(), program_name());
 out:
     mem_free(m);
     store_close(s);

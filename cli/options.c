@@ -397,10 +397,11 @@ static int parse_environment(struct parse *p, struct err *e)
 static int check_words(const struct command_args *a, struct err *e)
 {
     const struct command *c = a->command;
+    bool named = !strncmp(c->usage, "MODEL", 5) || !strncmp(c->usage, "NAME", 4);
     if (a->n_words < c->min_words)
-        return usage_error(e, "%s: %s missing; usage: ingot %s %s", c->name,
+        return usage_error(e, "%s: %s missing; usage: ingot %s %s%s", c->name,
                            c->min_words == 1 ? "an argument is" : "arguments are", c->name,
-                           c->usage);
+                           c->usage, named ? " (`ingot list` shows the names)" : "");
     if (a->n_words > c->max_words)
         return usage_error(e, "%s: unexpected '%.100s'; usage: ingot %s %s", c->name,
                            a->words[c->max_words], c->name, c->usage);

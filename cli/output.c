@@ -181,6 +181,13 @@ int print_json(json_t *j, struct err *e)
 
 /* ---- input ---- */
 
+void say_reading(void)
+{
+    if (isatty(0) && isatty(2) && log_threshold > LOG_ERROR)
+        fprintf(stderr, "%sreading standard input, Ctrl-D ends%s\n", style(2, STYLE_DIM),
+                style(2, STYLE_NONE));
+}
+
 int read_stream(struct buf *out, int fd, const char *name, size_t max_bytes, struct err *e)
 {
     char chunk[16384];
@@ -204,8 +211,10 @@ int read_stream(struct buf *out, int fd, const char *name, size_t max_bytes, str
 /* Unlike file_read_all this takes pipes too: `--text <(zcat book.gz)`. */
 int read_input(struct buf *out, const char *path, size_t max_bytes, struct err *e)
 {
-    if (!strcmp(path, "-"))
+    if (!strcmp(path, "-")) {
+        say_reading();
         return read_stream(out, 0, "standard input", max_bytes, e);
+    }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_errno(e, "cannot open '%s'", path);

@@ -14,6 +14,8 @@ static const struct option run_options[] = {
      "Continue the text as it is, without the chat template"},
     {"no-wrap", "nowordwrap", 0, true, OPTION_FLAG, NULL, AT(no_wrap), 0, 0,
      "On a terminal: no line breaks between words"},
+    {"no-prefix-cache", NULL, 0, true, OPTION_FLAG, NULL, AT(no_prefix_cache), 0, 0,
+     "Do not keep what was computed of prompts for the next start"},
     {"stats", NULL, 0, true, OPTION_FLAG, NULL, AT(stats), 0, 0,
      "Speeds after the answer (default: on a terminal)"},
     {0},
@@ -67,6 +69,35 @@ static int prompt_ids(struct ids *ids, struct session *s, const char *text, size
     return rc;
 }
 
+uint32_t session_more_ctx(const struct session *s, size_t need)
+{
+    const struct engine_info *i = engine_info(s->engine);
+    uint32_t window = 0;
+    char key[80];
+    snprintf(key, sizeof key, "%.32s.attention.sliding_window", i->arch);
+    gguf_get_u32(model_file_gguf(s->source->file), key, &window, NULL);
+    uint64_t most = window ? MIN(window, i->n_ctx_train) : i->n_ctx_train, want = i->n_ctx;
+    do
+        want *= 2;
+    while (want && want <= need);
+    want = MIN(want, most);
+    return want > i->n_ctx && want > need ? (uint32_t)want : 0;
+}
+
+/* The engine would refuse it too, but does not know what the user can do here. */
+static int refuse_long(const struct session *s, size_t n_ids, struct err *e)
+{
+    uint32_t more = session_more_ctx(s, n_ids), n_ctx = engine_info(s->engine)->n_ctx;
+    bool full = s->chat && json_array_size(s->messages) > (session_system(s) ? 2 : 1);
+    char with[80] = "";
+    if (more)
+        snprintf(with, sizeof with, s->chat ? ", or start again with --ctx %u" : " or use --ctx %u",
+                 more);
+    return err_set(e, ERR_LIMIT, "the %s has %zu tokens, the context holds %u; %s%s",
+                   full ? "chat" : "prompt", n_ids, n_ctx,
+                   full ? "/clear starts over" : "shorten it", with);
+}
+
 /* On an error the messages are what they were before. */
 int session_answer(struct answer *a, struct session *s, const char *text, size_t n, struct err *e)
 {
@@ -74,6 +105,8 @@ int session_answer(struct answer *a, struct session *s, const char *text, size_t
     size_t n_before = json_array_size(s->messages);
     int rc = s->raw ? 0 : add_message(s->messages, "user", text, n, e);
     if (rc || (rc = prompt_ids(&ids, s, text, n, e)))
+        goto out;
+    if (ids.n >= engine_info(s->engine)->n_ctx && (rc = refuse_long(s, ids.n, e)))
         goto out;
     struct request r = {
         .ids = ids.v,
@@ -112,10 +145,25 @@ static int read_prompt(struct buf *out, const struct command_args *a, bool piped
     if (!rc && out->failed)
         rc = err_set(e, ERR_MEMORY, "out of memory for the prompt");
     if (!rc && !out->n)
-        rc = usage_error(e, "run: standard input is empty; give a PROMPT, or a terminal to chat");
+        rc = usage_error(e, a->n_words > 1
+                                ? "run: the prompt is empty; write something, or leave it out to "
+                                  "chat at a terminal"
+                                : "run: standard input is empty; give a PROMPT, or a terminal to "
+                                  "chat");
     if (!rc && !utf8_valid(out->data, out->n))
         rc = err_set(e, ERR_USAGE, "the prompt is not valid UTF-8; convert it first");
     return rc;
+}
+
+static int refuse_full(const struct session *s, struct err *e)
+{
+    uint32_t n_ctx = engine_info(s->engine)->n_ctx, more = session_more_ctx(s, n_ctx);
+    char with[40] = "";
+    if (more)
+        snprintf(with, sizeof with, " or use --ctx %u", more);
+    return err_set(e, ERR_LIMIT,
+                   "the answer was cut: the context of %u tokens is full; shorten the prompt%s",
+                   n_ctx, with);
 }
 
 static int run_once(struct session *s, const struct buf *prompt, struct err *e)
@@ -127,17 +175,14 @@ static int run_once(struct session *s, const struct buf *prompt, struct err *e)
     fflush(stdout);
     if (!rc && !s->opts->common.quiet && (s->opts->stats || (isatty(1) && isatty(2)))) {
         struct buf line = {0};
-        format_stats(&line, &a.stats, engine_info(s->engine)->load_seconds);
+        format_stats(&line, &a.stats, a.n_read, engine_info(s->engine)->load_seconds);
         fprintf(stderr, "%s%s%s\n", style(2, STYLE_DIM), buf_str(&line), style(2, STYLE_NONE));
         buf_fini(&line);
     }
     if (!rc && a.interrupted)
         rc = err_set(e, ERR_CANCELLED, "the answer was interrupted");
     else if (!rc && a.stats.finish == FINISH_CONTEXT)
-        rc = err_set(e, ERR_LIMIT,
-                     "the answer was cut: the context of %u tokens is full; use a larger "
-                     "--ctx or a shorter prompt",
-                     engine_info(s->engine)->n_ctx);
+        rc = refuse_full(s, e);
     buf_fini(&a.text);
     return rc;
 }
@@ -176,6 +221,7 @@ static int run_session(struct session *s, const struct command_args *a, const st
     int rc = load_engine(&s->engine, s->source, &o->engine, &o->common, e);
     if (rc)
         return rc;
+    s->chat = !prompt;
     s->raw = o->raw || !engine_template(s->engine);
     if (s->raw && o->system)
         return usage_error(e, "run: --system needs a chat template, and %s",
@@ -203,6 +249,8 @@ static int run_run(const struct command_args *a, struct err *e)
     rc = model_ref_open(&source, a->words[0], &o->common, e);
     if (!rc && once)
         rc = read_prompt(&prompt, a, piped, e);
+    if (!rc && !o->no_prefix_cache)
+        model_ref_open_prefix(&source, &o->common);
     if (!rc)
         rc = run_session(&s, a, once ? &prompt : NULL, e);
 out:

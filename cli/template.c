@@ -229,6 +229,8 @@ static int render_lines(struct loaded *l, const struct template_opts *o, struct 
     size_t n_memory = 0;
     if (!f)
         return err_errno(e, "cannot open %s", o->messages);
+    if (!from_file)
+        say_reading();
     while (read_line(&line, f) && !line.failed)
         print_line(l, o, &line, &n_memory);
     if (line.failed || n_memory)

@@ -139,6 +139,7 @@ static int answer_lines(const struct tokenize_opts *o, const struct tokenizer *t
 {
     struct scratch s = {0};
     size_t n_bad = 0;
+    say_reading();
     while (read_line(&s.line, stdin)) {
         struct err le = {0};
         s.ids.n = 0;
@@ -211,7 +212,7 @@ static int encode_text(const struct command_args *a, const struct tokenizer *t, 
     int rc = -1;
     for (size_t i = 1; i < a->n_words; i++)
         buf_printf(&text, "%s%s", i > 1 ? " " : "", a->words[i]);
-    if (a->n_words < 2 && read_stream(&text, 0, "standard input", (size_t)1 << 31, e))
+    if (a->n_words < 2 && read_input(&text, "-", (size_t)1 << 31, e))
         goto out;
     if (tokenizer_encode(&ids, t, buf_str(&text), text.n, line_flags(o, NULL), e))
         goto out;

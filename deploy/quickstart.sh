@@ -2,7 +2,10 @@
 # From a built ingot to a first answer: fetch the small model, import it, ask it something.
 set -eu
 ingot=${1:-build/ingot}
-model=$("$(dirname "$0")/smollm2.sh")
+model=$("$(dirname "$0")/smollm2.sh") || {
+    echo "cannot fetch the model; ingot itself is built: $ingot run your.gguf" >&2
+    exit 1
+}
 if ! "$ingot" show smollm2 >/dev/null 2>&1; then
     "$ingot" import "$model" --name smollm2
 fi

@@ -2,18 +2,19 @@
  * back. It alone touches KV bookkeeping, samplers and the backend. The lock guards the queue, the
  * counters and the cancel flags, and is never held while a step runs or an event is given out.
  *
- * A step: every decoding sequence gives one row; prompts fill what is left of max_batch in order of
- * arrival. Nothing is allocated from admission to the end of a request. */
-#include "engine/engine_internal.h"
+ * A step holds what schedule.c decides. Nothing is allocated from admission to the end of a request.
+ * Complete KV pages go to the persistent tier in the gaps. */
+#include "engine/prefix_cache.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Beside decoding sequences a step takes about so long at most: the bound on the gap between two of
- * their tokens that a long prompt causes. */
-static const double step_budget_ns = 250e6;
-enum { MIN_PROMPT_ROWS = 32 };
+enum {
+    IDLE_WRITE_NS = 2000000,   /* writing behind at a time while nobody waits */
+    IDLE_AGAIN_NS = 20000000,  /* until the persistent tier is asked again to take more */
+    WRITE_SHARE = 10,          /* writing behind takes one part in so many of a step */
+};
 
 /* ---- the end of a request ---- */
 
@@ -25,18 +26,25 @@ static void publish(struct engine *en)
     c->n_pages = (uint32_t)en->pool.n_pages;
     c->n_active = en->n_active;
     c->n_waiting = en->n_queue;
+    c->prefix = en->prefix->counters;
+    c->prefix.n_pages = (uint32_t)en->prefix->tree.n_pages;
+    c->n_reused_rows = 0;
+    for (int i = 0; i < PREFIX_TIER_END; i++)
+        c->n_reused_rows += c->prefix.hit_tokens[i];
 }
 
-/* The sequence leaves; its KV stays warm in the slot. After the event the request is the caller's.
- */
+/* The sequence leaves; its KV stays in the prefix tree. After the event the request is the
+ * caller's. */
 static void deliver(struct engine *en, struct seq *s)
 {
     struct request *r = s->req;
     uint64_t now = now_ns();
     if (s->kv) {
+        s->stats.n_cached = (uint32_t)s->kv->n_cached;
+        prefix_cache_detach(en->prefix, s->kv);
         s->kv->owner = NULL;
-        s->kv->last_used = ++en->clock;
     }
+    schedule_leave(&en->schedule, s);
     if (!s->start_ns)
         s->stats.queue_ns = now - s->submit_ns;
     else if (!s->first_ns)
@@ -78,9 +86,16 @@ static void reap(struct engine *en)
     }
 }
 
-/* ---- admission ---- */
+static void deliver_dropped(struct engine *en)
+{
+    for (uint32_t i = 0; i < en->n_dropped; i++)
+        deliver(en, en->dropped[i]);
+    en->n_dropped = 0;
+}
 
-/* Under the lock: cancelled ones are marked, waiting ones move to free slots. */
+/* ---- a step ---- */
+
+/* Under the lock: end what was cancelled. */
 static void collect(struct engine *en)
 {
     for (uint32_t i = 0; i < en->n_active; i++)
@@ -92,148 +107,12 @@ static void collect(struct engine *en)
         if (s->cancel || en->closing) {
             seq_end(s, FINISH_CANCELLED, NULL);
             en->dropped[en->n_dropped++] = s;
-        } else if (en->n_active < en->ld.lim.n_seqs) {
-            s->state = SEQ_NEW;
-            en->active[en->n_active++] = s;
         } else {
             en->queue[kept++] = s;
         }
     }
     en->n_queue = kept;
     publish(en);
-}
-
-static void admit(struct engine *en, struct seq *s)
-{
-    const struct request *r = s->req;
-    struct err why = {0};
-    s->start_ns = now_ns();
-    s->stats.queue_ns = s->start_ns - s->submit_ns;
-    struct kv_seq *src = NULL;
-    int32_t n_keep = 0;
-    struct kv_seq *kv = kv_seq_choose(&src, &n_keep, en->kv, en->ld.lim.n_seqs, r->ids, r->n_ids);
-    if (r->no_reuse || r->on_logits)
-        n_keep = 0;
-    if (!n_keep)
-        kv_seq_clear(kv, &en->pool);
-    else if (kv_seq_inherit(kv, src, n_keep, &en->pool, en->ld.be, en->ld.exec))
-        CHECK(!"a slot has fewer pages than its share");
-    kv->owner = s;
-    s->kv = kv;
-    s->stats.n_cached = (uint32_t)kv->n_kv;
-    memcpy(kv->ids, r->ids, r->n_ids * sizeof *r->ids);
-    s->state = SEQ_PROMPT;
-    if (seq_prepare(s, en, &why))
-        seq_end(s, FINISH_ERROR, &why);
-}
-
-static void admit_all(struct engine *en)
-{
-    for (uint32_t i = 0; i < en->n_dropped; i++)
-        deliver(en, en->dropped[i]);
-    en->n_dropped = 0;
-    uint64_t reused = 0;
-    for (uint32_t i = 0; i < en->n_active; i++) {
-        struct seq *s = en->active[i];
-        if (s->state != SEQ_NEW || s->ended)
-            continue;
-        admit(en, s);
-        reused += s->stats.n_cached;
-    }
-    if (!reused)
-        return;
-    pthread_mutex_lock(&en->mu);
-    en->counters.n_reused_rows += reused;
-    pthread_mutex_unlock(&en->mu);
-}
-
-/* ---- a step ---- */
-
-/* Add n rows of s from where its KV ends; n_want of them, the last ones, want logits. */
-static void add_rows(struct engine *en, struct seq *s, int32_t n, int32_t n_want)
-{
-    struct batch *b = &en->batch;
-    struct kv_seq *kv = s->kv;
-    int rc = kv_seq_reserve(kv, &en->pool, kv->n_kv + n);
-    CHECK(rc == 0); /* the pool holds every slot's whole context */
-    memcpy(en->row_ids + b->n_rows, kv->ids + kv->n_kv, (size_t)n * sizeof *kv->ids);
-    en->batch_owner[b->n_seqs] = s;
-    en->batch_seqs[b->n_seqs++] = (struct batch_seq){
-        .first_row = b->n_rows, .n_rows = n, .pos = kv->n_kv, .pages = kv->pages};
-    s->first_want = b->n_want;
-    s->n_rows = n;
-    s->n_want = n_want;
-    for (int32_t i = n - n_want; i < n; i++)
-        en->want[b->n_want++] = b->n_rows + i;
-    b->n_rows += n;
-}
-
-static void add_decoding(struct engine *en, int32_t max_rows)
-{
-    uint32_t n = en->n_active, start = en->rr;
-    for (uint32_t k = 0; k < n && en->batch.n_rows < max_rows; k++) {
-        uint32_t i = (start + k) % n;
-        struct seq *s = en->active[i];
-        if (s->state != SEQ_DECODE)
-            continue;
-        s->kv->ids[s->kv->n_kv] = s->next;
-        add_rows(en, s, 1, 1);
-        en->rr = i + 1; /* when not all fit, the next step goes on from here */
-    }
-}
-
-static void add_prompts(struct engine *en, int32_t max_rows)
-{
-    struct batch *b = &en->batch;
-    int32_t max_out = (int32_t)en->ld.lim.max_out;
-    for (uint32_t i = 0; i < en->n_active && b->n_rows < max_rows; i++) {
-        struct seq *s = en->active[i];
-        if (s->state != SEQ_PROMPT)
-            continue;
-        int32_t left = (int32_t)s->req->n_ids - s->kv->n_kv;
-        int32_t n = MIN(left, max_rows - b->n_rows), out_left = max_out - b->n_want;
-        if (s->req->on_logits) {
-            n = MIN(n, out_left);
-            if (n)
-                add_rows(en, s, n, n);
-            continue;
-        }
-        if (n == left && !out_left)
-            n--;
-        if (n)
-            add_rows(en, s, n, n == left);
-    }
-}
-
-/* Decoding sequences first, but one that waits for its prompt is never starved by a batch that they
- * fill; prompts take what is left, bounded in time when somebody is decoding. */
-static void build_batch(struct engine *en)
-{
-    int32_t max = (int32_t)en->ld.lim.max_batch, n_decode = 0, n_prompt = 0;
-    for (uint32_t i = 0; i < en->n_active; i++) {
-        n_decode += en->active[i]->state == SEQ_DECODE;
-        n_prompt += en->active[i]->state == SEQ_PROMPT;
-    }
-    en->batch.n_rows = en->batch.n_seqs = en->batch.n_want = 0;
-    int32_t decode_max = max;
-    if (n_prompt && n_decode >= max)
-        decode_max = max > 1 ? max - (max + 3) / 4 : (int32_t)(en->counters.n_steps & 1);
-    add_decoding(en, decode_max);
-    int32_t prompt_max = max;
-    if (en->batch.n_rows && en->budget.ns_per_row > 0) {
-        double rows = step_budget_ns / en->budget.ns_per_row;
-        if (rows < max)
-            prompt_max = MIN(max, en->batch.n_rows + MAX((int32_t)rows, MIN_PROMPT_ROWS));
-    }
-    add_prompts(en, prompt_max);
-}
-
-static void learn_row_cost(struct step_row_budget *b, uint64_t ns, int32_t n_rows)
-{
-    if (n_rows < MIN_PROMPT_ROWS)
-        return;
-    double per_row = (double)ns / n_rows;
-    b->ns_per_row = b->ns_per_row > 0 ? 0.75 * b->ns_per_row + 0.25 * per_row : per_row;
 }
 
 /* The step's rows of one sequence are in the KV now; give out logits, choose the next token. */
@@ -246,6 +125,7 @@ static void take_rows(struct engine *en, struct seq *s)
         for (int32_t i = 0; i < s->n_want; i++)
             r->on_logits(r->user, (uint32_t)(s->kv->n_kv + i), logits + (size_t)i * n_vocab);
     s->kv->n_kv += s->n_rows;
+    prefix_cache_filled(en->prefix, s->kv);
     if (s->state == SEQ_PROMPT) {
         if (s->kv->n_kv < (int32_t)r->n_ids)
             return;
@@ -266,11 +146,22 @@ static void take_rows(struct engine *en, struct seq *s)
         seq_take_token(s, en, id);
 }
 
+/* Once an answer has begun its prompt's pages are worth writing; until then only the first token
+ * counts. */
+static void write_behind(struct engine *en, uint64_t step_ns)
+{
+    bool decoding = false, again;
+    for (uint32_t i = 0; i < en->n_active; i++)
+        decoding = decoding || (en->active[i]->state == SEQ_DECODE && !en->active[i]->ended);
+    if (decoding)
+        prefix_cache_write_behind(en->prefix, &again, now_ns() + step_ns / WRITE_SHARE);
+}
+
 static void run_step(struct engine *en)
 {
     struct err why = {0};
     struct batch *b = &en->batch;
-    build_batch(en);
+    schedule_step(en);
     if (!b->n_rows)
         return;
     int32_t n_prompt_rows = 0;
@@ -279,8 +170,10 @@ static void run_step(struct engine *en)
             n_prompt_rows += b->seqs[i].n_rows;
     uint64_t start = now_ns();
     int rc = en->ld.be->run(en->ld.exec, b, &why);
+    uint64_t step_ns = now_ns() - start;
     if (!rc)
-        learn_row_cost(&en->budget, now_ns() - start, b->n_rows);
+        sched_cost_add(&en->schedule.cost, (uint32_t)b->n_rows, step_ns);
+    en->prefix->ns_per_row = en->schedule.cost.ns_per_row;
     pthread_mutex_lock(&en->mu);
     en->counters.n_steps++;
     en->counters.n_rows += (uint64_t)b->n_rows;
@@ -293,8 +186,31 @@ static void run_step(struct engine *en)
             take_rows(en, s);
         } else {
             /* what the failed step left in the pages is unknown */
-            kv_seq_clear(s->kv, &en->pool);
+            prefix_cache_distrust(en->prefix, s->kv);
             seq_end(s, FINISH_ERROR, &why);
+        }
+    }
+    write_behind(en, step_ns);
+}
+
+/* Under the lock: sleep until there is something to do, and use the time for writing behind. */
+static void wait_for_work(struct engine *en)
+{
+    bool more = true, again = false;
+    while (!en->closing && !en->n_active && !en->n_queue) {
+        if (more) {
+            pthread_mutex_unlock(&en->mu);
+            more = prefix_cache_write_behind(en->prefix, &again, now_ns() + IDLE_WRITE_NS);
+            pthread_mutex_lock(&en->mu);
+            publish(en);
+        } else if (again) {
+            uint64_t until = now_ns() + IDLE_AGAIN_NS;
+            struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
+                                 .tv_nsec = (long)(until % 1000000000u)};
+            pthread_cond_clockwait(&en->wake, &en->mu, CLOCK_MONOTONIC, &t);
+            more = true;
+        } else {
+            pthread_cond_wait(&en->wake, &en->mu);
         }
     }
 }
@@ -304,16 +220,16 @@ static void *engine_thread(void *arg)
     struct engine *en = arg;
     for (;;) {
         pthread_mutex_lock(&en->mu);
-        while (!en->closing && !en->n_active && !en->n_queue)
-            pthread_cond_wait(&en->wake, &en->mu);
+        wait_for_work(en);
         collect(en);
         bool last = en->closing;
         pthread_mutex_unlock(&en->mu);
-        admit_all(en);
+        deliver_dropped(en);
         reap(en);
         if (last)
             return NULL;
         run_step(en);
+        deliver_dropped(en);
         reap(en);
     }
 }
@@ -340,6 +256,9 @@ static int check_request(const struct engine *en, const struct request *r, struc
             return err_set(e, ERR_USAGE,
                            "token %zu of the prompt is %d; the vocabulary has ids 0 to %u", i,
                            r->ids[i], en->info.n_vocab - 1);
+    if (r->priority < -SCHED_PRIORITY_MAX || r->priority > SCHED_PRIORITY_MAX)
+        return err_set(e, ERR_USAGE, "the priority is %d; it must be %d to %d", r->priority,
+                       -SCHED_PRIORITY_MAX, SCHED_PRIORITY_MAX);
     return sample_check(&r->sample, e);
 }
 
@@ -361,6 +280,7 @@ static int submit(struct engine *en, struct request *r, struct waiter *w, struct
                      en->n_queue);
     } else {
         r->seq = s;
+        s->arrival = en->n_arrived++;
         en->queue[en->n_queue++] = s;
         en->counters.n_waiting = en->n_queue;
         pthread_cond_signal(&en->wake);
@@ -439,7 +359,16 @@ static int take_buffers(struct engine *en, struct err *e)
     for (uint32_t i = 0; i < l->n_seqs; i++)
         if (kv_seq_init(&en->kv[i], l, e))
             return -1;
-    return kv_pool_init(&en->pool, l->n_pages, e);
+    return kv_pool_init(&en->pool, l->n_pages, e) || schedule_init(&en->schedule, l, e) ? -1 : 0;
+}
+
+static int open_prefix(struct engine *en, struct model_file *f, const struct engine_config *c,
+                       struct err *e)
+{
+    en->prefix = mem_zalloc(sizeof *en->prefix);
+    if (!en->prefix)
+        return err_set(e, ERR_MEMORY, "out of memory for the prefix cache");
+    return prefix_cache_init(en->prefix, &en->pool, &en->ld, c, model_file_digest(f), e);
 }
 
 static void fill_info(struct engine *en, struct model_file *f, double seconds)
@@ -491,7 +420,7 @@ int engine_open_on(struct engine **out, struct model_file *f, const struct engin
     if (!en)
         return err_set(e, ERR_MEMORY, "out of memory for the engine");
     if (loaded_place(&en->ld, f, c, be, e) || engine_read_text(en, model_file_gguf(f), e) ||
-        loaded_fill(&en->ld, f, c, e) || take_buffers(en, e))
+        loaded_fill(&en->ld, f, c, e) || take_buffers(en, e) || open_prefix(en, f, c, e))
         goto fail;
     fill_info(en, f, (double)(now_ns() - start) / 1e9);
     if (start_thread(en, e))
@@ -522,6 +451,7 @@ void engine_close(struct engine *en)
         pthread_cond_signal(&en->wake);
         pthread_mutex_unlock(&en->mu);
         pthread_join(en->thread, NULL);
+        prefix_cache_drain(en->prefix);
     }
     if (en->mu_ready) {
         pthread_cond_destroy(&en->wake);
@@ -529,7 +459,11 @@ void engine_close(struct engine *en)
     }
     for (uint32_t i = 0; en->kv && i < en->ld.lim.n_seqs; i++)
         kv_seq_fini(&en->kv[i]);
+    if (en->prefix)
+        prefix_cache_fini(en->prefix);
+    mem_free(en->prefix);
     kv_pool_fini(&en->pool);
+    schedule_fini(&en->schedule);
     mem_free(en->kv);
     mem_free(en->active);
     mem_free(en->batch_owner);

@@ -5,6 +5,7 @@
 #define INGOT_ENGINE_H
 
 #include "backends/backend.h"
+#include "engine/prefix.h"
 #include "engine/sample.h"
 #include "gguf/gguf.h"
 #include "store/store.h"
@@ -19,8 +20,16 @@ struct engine_config {       /* zero gives the defaults */
     uint32_t n_seqs;         /* sequences with KV at the same time; 0: 1 */
     uint32_t max_batch;      /* rows of one step, = longest prefill chunk; 0: 512 */
     uint32_t queue_len;      /* requests that may wait; 0: 64 */
+    uint32_t max_step_ms;    /* prompts prolong a step so much at most while others decode; 0: 50 */
     enum kv_type kv_type;    /* KV_F16 */
     bool quiet_load;         /* no progress calls */
+    /* The prefix cache: KV of prompts and answers is found again by what it was computed from. In
+     * RAM it has the pages that sequences do not need just now, and prefix_ram_bytes beside them
+     * (0: a quarter of theirs, at most 512 MiB and what is free; less than a page: none). */
+    uint64_t prefix_ram_bytes;
+    struct prefix_store *prefix_store; /* the tier that survives; outlives the engine. NULL: none */
+    const char *tenant;      /* whose pages the requests share that name nobody; NULL: "" */
+    bool share_prefix;       /* all tenants share them */
     /* Loading progress in bytes; non-zero cancels. NULL: none. Called on the opening thread. */
     store_progress progress;
     void *user;
@@ -30,7 +39,8 @@ struct engine_placement { /* worked out before anything is loaded */
     char device[160];
     uint64_t weight_bytes, kv_bytes, scratch_bytes; /* on the device */
     uint64_t free_bytes;                            /* on the device, before */
-    uint32_t n_ctx, n_seqs, n_pages;
+    uint32_t n_ctx, n_seqs;
+    uint32_t n_pages, n_prefix_pages; /* in all; of them for the prefix cache alone */
 };
 /* What loading would take; ERR_MEMORY (with the numbers and what would fit) when it does not fit. */
 int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
@@ -62,7 +72,7 @@ void engine_sample_defaults(struct sample_params *p, const struct engine *en);
 /* ---- requests ---- */
 
 enum finish { FINISH_STOP, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_CONTEXT, FINISH_CANCELLED,
-              FINISH_ERROR };
+              FINISH_DEADLINE, FINISH_ERROR };
 const char *finish_name(enum finish f); /* "stop", "length", ... */
 
 struct request_stats {
@@ -82,7 +92,11 @@ struct request {
     size_t n_stop;
     bool ignore_eog;      /* go on past end-of-generation tokens (bench) */
     bool special_text;    /* give out the spelling of control tokens */
-    bool no_reuse;        /* compute every row, even if an earlier sequence left matching KV */
+    bool no_reuse;        /* compute every row, and leave none to the prefix cache */
+    const char *tenant;   /* shares prefix pages with its like only, and the machine's time fairly
+                             with others; NULL: the engine's. Stays until on_done */
+    int32_t priority;     /* -8 .. 8 among its tenant's: higher first; 1 is worth 16 arrivals */
+    uint64_t deadline_ns; /* of now_ns: it ends then, done or not; 0: never */
     /* Events, on the engine's thread; must be quick and must not call the engine but for
      * engine_cancel. Any may be NULL but on_done. */
     void (*on_token)(void *user, int32_t id, const char *text, size_t n); /* text: whole characters */
@@ -103,6 +117,7 @@ int engine_run(struct engine *en, struct request *r, struct request_stats *s, st
 struct engine_counters {
     uint64_t n_steps, n_rows, n_prompt_rows, n_requests, n_reused_rows;
     uint32_t n_free_pages, n_pages, n_active, n_waiting;
+    struct prefix_counters prefix;
 };
 void engine_counters(struct engine *en, struct engine_counters *c);
 

@@ -1,10 +1,12 @@
 /* engine, inside: what its own files share. arch.c reads a model's keys and tensors into a struct
  * model, plan.c turns that into ops, load.c puts the weights on a device, kv.c counts KV pages,
- * seq.c is one request's state and its text, engine.c is the thread that steps them all. */
+ * seq.c is one request's state and its text, schedule.c says what a step holds, engine.c is the
+ * thread that steps them all. */
 #ifndef INGOT_ENGINE_INTERNAL_H
 #define INGOT_ENGINE_INTERNAL_H
 
 #include "engine/engine.h"
+#include "engine/sched.h"
 
 #include <pthread.h>
 
@@ -87,7 +89,8 @@ enum slot_id {               /* activation slots of every plan here */
 };
 
 struct limits { /* an engine's sizes, settled */
-    uint32_t n_ctx, n_seqs, max_batch, max_out, n_pages, pages_per_seq, queue_len;
+    uint32_t n_ctx, n_seqs, max_batch, max_out, pages_per_seq, queue_len, max_step_ms;
+    uint32_t n_pages; /* pages_per_seq * n_seqs, and those of the prefix cache alone */
     enum kv_type kv_type;
 };
 
@@ -128,36 +131,33 @@ void kv_pool_fini(struct kv_pool *p);
 int32_t kv_page_take(struct kv_pool *p);             /* one reference; -1 when none is free */
 void kv_page_share(struct kv_pool *p, int32_t page); /* one more reference */
 void kv_page_drop(struct kv_pool *p, int32_t page);  /* the last reference frees it */
-bool kv_page_shared(const struct kv_pool *p, int32_t page);
 
-/* One timeline's KV. Between requests it stays as it is ("warm") until the slot is needed. */
+enum { PREFIX_N_ROOTS = 32 };
+struct prefix_elsewhere { /* a prompt's keys below other roots (prefix_roots.c) */
+    struct hash128 key[PREFIX_N_ROOTS];
+    int32_t n_pages[PREFIX_N_ROOTS]; /* that the key stands for; -1: the page is not there */
+};
+
+/* One timeline's KV: a slot. Without an owner it is empty. Which pages it has is prefix_cache.c's
+ * matter: pages[0 .. n_tree) are shared with the prefix tree and may be with other slots, the
+ * others are its own. */
 struct kv_seq {
-    struct seq *owner; /* NULL: idle, may be taken over */
-    int32_t *ids;      /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
-    int32_t *pages;    /* [pages_per_seq]; the first n_pages are held. Owned */
+    struct seq *owner;
+    int32_t *ids;   /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
+    int32_t *pages; /* [pages_per_seq]; the first n_pages are held. Owned */
     int32_t n_kv, n_pages;
-    uint64_t last_used; /* the engine's clock when its request ended */
+    int32_t n_prompt, n_cached; /* tokens; those that were found in KV */
+    int32_t node, n_tree;       /* where it stands in the tree, pinned; -1: it keeps out of it */
+    bool looking;               /* for more of its prompt in the persistent tier */
+    enum prefix_miss why;       /* the next page was not there; PREFIX_MISS_END: not known */
+    struct prefix_elsewhere elsewhere;
 };
 int kv_seq_init(struct kv_seq *s, const struct limits *l, struct err *e);
 void kv_seq_fini(struct kv_seq *s);
-void kv_seq_clear(struct kv_seq *s, struct kv_pool *p); /* gives back all pages */
-/* Hold pages for n_tokens positions; -1 when the pool is empty. */
-int kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, int32_t n_tokens);
-/* Let dst (idle) begin with the first n_keep > 0 tokens of src, which may be dst itself. Whole
- * pages are shared; the one that dst will write into is copied on the device unless it is dst's
- * alone. */
-int kv_seq_inherit(struct kv_seq *dst, const struct kv_seq *src, int32_t n_keep, struct kv_pool *p,
-                   const struct backend *be, struct exec *x);
-/* The idle slot that a prompt of n ids should run in; *src and *n_keep say what it may inherit
- * (n_keep < n; 0: nothing). The one with the longest common prefix is taken over when most of it is
- * of use; else an empty or the longest unused slot is taken and shares what it can. There must be
- * an idle one. */
-struct kv_seq *kv_seq_choose(struct kv_seq **src, int32_t *n_keep, struct kv_seq *seqs,
-                             uint32_t n_seqs, const int32_t *ids, size_t n);
 
 /* ---- one request (seq.c) ---- */
 
-enum seq_state { SEQ_WAITING, SEQ_NEW, SEQ_PROMPT, SEQ_DECODE };
+enum seq_state { SEQ_WAITING, SEQ_PROMPT, SEQ_DECODE };
 
 struct waiter { /* engine_run's end of the line */
     pthread_mutex_t mu;
@@ -181,6 +181,9 @@ struct seq {
     int32_t n_rows;     /* this step: its rows */
     int32_t n_want;     /* this step: its wanted rows */
     uint64_t submit_ns, start_ns, first_ns;
+    uint64_t arrival, last_run; /* its number in order of submission; its last step's, 0: none */
+    uint32_t tenant;            /* the schedule's entry, when it has entered */
+    bool entered;
     struct request_stats stats;
     bool cancel; /* under the engine's lock; away from what the engine thread reads without it */
 };
@@ -196,11 +199,28 @@ void seq_take_token(struct seq *s, const struct engine *en, int32_t id);
 ptrdiff_t stop_find(size_t *n_hold, const char *p, size_t n, const char *const *stop,
                     const size_t *stop_len, size_t n_stop);
 
-/* ---- the engine (engine.c) ---- */
+/* ---- what a step holds (schedule.c) ---- */
 
-struct step_row_budget { /* how many prompt rows a step may carry beside decoding sequences */
-    double ns_per_row;   /* moving average of steps that were mostly prompt; 0: not known */
+struct schedule { /* decisions are made in its arrays; all owned */
+    struct sched_seq *seqs;         /* [n_seqs + queue_len] */
+    struct sched_verdict *verdicts; /* [n_seqs + queue_len] */
+    uint32_t *admitted;             /* [n_seqs] */
+    struct sched_tenant *tenants, *next_tenants; /* [max_tenants] */
+    struct hash128 *keys;                        /* [max_tenants] of their names */
+    uint32_t *uses;                              /* [max_tenants] requests that are here */
+    uint32_t n_tenants, max_tenants;
+    uint64_t vtime;
+    struct sched_cost cost; /* learnt from the steps */
 };
+int schedule_init(struct schedule *c, const struct limits *l, struct err *e);
+void schedule_fini(struct schedule *c);
+/* Admit, end, and fill the engine's batch with the next step's rows. None: there is nothing to run
+ * just now, or an active one has ended and must be reaped first. Those that ended while they waited
+ * are in `dropped` then. */
+void schedule_step(struct engine *en);
+void schedule_leave(struct schedule *c, const struct seq *s); /* before it is freed */
+
+/* ---- the engine (engine.c) ---- */
 
 struct engine {
     struct loaded ld;
@@ -213,12 +233,12 @@ struct engine {
 
     /* the engine thread's */
     struct kv_pool pool;
-    struct kv_seq *kv;      /* [n_seqs] */
+    struct prefix_cache *prefix; /* owned */
+    struct kv_seq *kv;           /* [n_seqs] */
     struct seq **active;    /* [n_seqs] in order of admission */
-    struct seq **dropped;   /* [queue_len] cancelled while they waited */
-    uint32_t n_dropped, rr; /* rr: where decoding rows start being handed out */
-    uint64_t clock;
-    struct step_row_budget budget;
+    struct seq **dropped;   /* [queue_len] ended while they waited */
+    uint32_t n_dropped;
+    struct schedule schedule;
     struct batch batch; /* its arrays below */
     int32_t *row_ids, *want;
     struct batch_seq *batch_seqs;
@@ -231,6 +251,7 @@ struct engine {
     bool mu_ready, thread_ready, closing;
     struct seq **queue; /* [queue_len], oldest first */
     uint32_t n_queue, n_active;
+    uint64_t n_arrived;
     struct engine_counters counters;
     pthread_t thread;
 };

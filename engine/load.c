@@ -12,10 +12,13 @@ enum {
     DEFAULT_CTX = 8192,
     DEFAULT_BATCH = 512,
     DEFAULT_QUEUE = 64,
+    DEFAULT_STEP_MS = 50,
     MIN_OUT = 32, /* wanted rows of one step, when fewer sequences ask: `eval` wants every row */
     MAX_SEQS = 4096,
     MAX_BATCH = 1 << 16,
     MAX_QUEUE = 1 << 16,
+    PREFIX_SHARE = 4,         /* the prefix cache has one page for so many of the sequences' */
+    PREFIX_BYTES = 512 << 20, /* and at most so many bytes, unless told */
 };
 
 static int check_config(const struct engine_config *c, struct err *e)
@@ -66,6 +69,7 @@ static int settle_limits(struct limits *l, const struct model *m, const struct e
     l->max_batch = c->max_batch ? c->max_batch : DEFAULT_BATCH;
     l->max_out = MIN(l->max_batch, MAX(l->n_seqs, (uint32_t)MIN_OUT));
     l->queue_len = c->queue_len ? c->queue_len : DEFAULT_QUEUE;
+    l->max_step_ms = c->max_step_ms ? c->max_step_ms : DEFAULT_STEP_MS;
     l->kv_type = c->kv_type;
     l->pages_per_seq = l->n_ctx / KV_PAGE_TOKENS + (l->n_ctx % KV_PAGE_TOKENS != 0);
     if (mul_over(l->pages_per_seq, l->n_seqs, &l->n_pages) || l->n_pages > INT32_MAX)
@@ -194,11 +198,35 @@ static void suggest(char *out, size_t n, const struct engine_placement *p)
         snprintf(out, n, "use a smaller quantization or a larger machine");
 }
 
+static uint64_t bytes_needed(const struct engine_placement *p)
+{
+    uint64_t n;
+    if (add_over(p->weight_bytes, p->kv_bytes, &n) || add_over(n, p->scratch_bytes, &n))
+        return UINT64_MAX;
+    return n;
+}
+
+/* Pages of the prefix cache alone: what was asked for, else what is free without crowding others.
+ */
+static int settle_prefix(struct limits *l, struct engine_placement *p,
+                         const struct engine_config *c, struct err *e)
+{
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
+    uint64_t n = c->prefix_ram_bytes / page_bytes;
+    if (!c->prefix_ram_bytes)
+        n = MIN(l->n_pages / PREFIX_SHARE, MIN((uint64_t)PREFIX_BYTES, left / 2) / page_bytes);
+    if (n > INT32_MAX / 2 || l->n_pages + n > INT32_MAX / 2)
+        return err_set(e, ERR_LIMIT, "a prefix cache of %llu KV pages is too large; use less",
+                       (unsigned long long)n);
+    l->n_pages += (uint32_t)n;
+    p->n_prefix_pages = (uint32_t)n;
+    return 0;
+}
+
 static int check_fits(const struct engine_placement *p, struct err *e)
 {
-    uint64_t need;
-    if (add_over(p->weight_bytes, p->kv_bytes, &need) || add_over(need, p->scratch_bytes, &need))
-        need = UINT64_MAX;
+    uint64_t need = bytes_needed(p);
     if (need <= p->free_bytes)
         return 0;
     char all[32], w[32], kv[32], scratch[32], left[32], hint[128];
@@ -243,8 +271,11 @@ int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_co
     struct engine_placement *p = &ld->placement;
     p->n_ctx = ld->lim.n_ctx;
     p->n_seqs = ld->lim.n_seqs;
-    p->n_pages = ld->lim.n_pages;
     p->weight_bytes = count_weight_bytes(ld, f);
+    be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
+    if (settle_prefix(&ld->lim, p, c, e))
+        goto out;
+    p->n_pages = (uint32_t)(plan.n_pages = (int32_t)ld->lim.n_pages);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
     rc = check_fits(p, e);
 out:

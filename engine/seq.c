@@ -13,7 +13,8 @@ const char *finish_name(enum finish f)
     static const char *const names[] = {
         [FINISH_STOP] = "stop",           [FINISH_STOP_STRING] = "stop-string",
         [FINISH_LENGTH] = "length",       [FINISH_CONTEXT] = "context",
-        [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+        [FINISH_CANCELLED] = "cancelled", [FINISH_DEADLINE] = "deadline",
+        [FINISH_ERROR] = "error",
     };
     return (size_t)f < ARRAY_LEN(names) ? names[f] : "unknown";
 }

@@ -35,6 +35,8 @@ static const char *const migrations[] = {
     "CREATE TABLE setting(key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;"
     "CREATE TABLE chat("
     " name TEXT PRIMARY KEY COLLATE NOCASE, json TEXT NOT NULL, saved INTEGER NOT NULL) STRICT;",
+    "ALTER TABLE name ADD COLUMN added INTEGER NOT NULL DEFAULT 0;"
+    "UPDATE name SET added = (SELECT added FROM model WHERE id = name.model);",
 };
 
 static int migrate(sqlite3 *db, const char *path, struct err *e)
@@ -129,8 +131,14 @@ static int open_writable(struct store *s, const char *path, struct err *e)
     return migrate(s->db, path, e);
 }
 
-/* A directory that cannot be written (an image, another user's): without locks, which need
- * writing; nobody can write there at the same time either. */
+static const char *why_read_only(const struct store *s)
+{
+    return s->full ? "is on a full disk; free some space"
+                   : "cannot be written; choose another with INGOT_HOME or change its permissions";
+}
+
+/* A directory that cannot be written (an image, another user's, a full disk): without locks, which
+ * need writing; nobody can write there at the same time either. */
 static int open_read_only(struct store *s, const char *path, struct err *e)
 {
     int64_t version;
@@ -138,11 +146,14 @@ static int open_read_only(struct store *s, const char *path, struct err *e)
     struct stat st;
     s->read_only = true;
     if (access(path, F_OK))
-        return err_set(e, ERR_IO, "the store '%s' cannot be written, and there is none in it yet",
-                       s->home);
+        return err_set(e, s->full ? ERR_FULL : ERR_IO,
+                       "the store '%s' %s (there is nothing in it yet)", s->home, why_read_only(s));
     /* Changes in the log would be missed without locks. */
     if (store_path(wal, s, "ingot.db-wal", e))
         return -1;
+    if (stat(wal, &st) == 0 && st.st_size > 0 && s->full)
+        return err_set(e, ERR_FULL, "the store '%s' was not closed, and %s", s->home,
+                       why_read_only(s));
     if (stat(wal, &st) == 0 && st.st_size > 0)
         return err_set(e, ERR_BUSY,
                        "the store '%s' is in use by another user, or was not closed, and cannot be "
@@ -151,12 +162,34 @@ static int open_read_only(struct store *s, const char *path, struct err *e)
     if (db_open(&s->db, path, DB_IMMUTABLE, e) ||
         db_number(&version, s->db, 0, "PRAGMA user_version", e))
         return -1;
+    if (version != (int64_t)ARRAY_LEN(migrations) && s->full)
+        return err_set(e, ERR_FULL, "the store '%s' has to be set up, but it %s", s->home,
+                       why_read_only(s));
     if (version != (int64_t)ARRAY_LEN(migrations))
         return err_set(e, ERR_UNSUPPORTED,
                        "the store '%s' has layout %lld, not %zu, and cannot be written to change "
                        "that",
                        s->home, (long long)version, ARRAY_LEN(migrations));
     return 0;
+}
+
+/* Opening for writing takes some bytes, of the log's index at least. Where there are none, what is
+ * in the store can still be read, and removed (remove_from_full). */
+static int open_as_can_be(struct store *s, const char *path, struct err *e)
+{
+    struct err why = {0};
+    bool writable = access(s->home, W_OK) == 0 && (access(path, F_OK) || access(path, W_OK) == 0);
+    if (!writable)
+        return open_read_only(s, path, e);
+    if (open_writable(s, path, &why) == 0)
+        return 0;
+    if (why.code != ERR_FULL)
+        return err_set(e, why.code, "%s", why.msg);
+    log_line(LOG_INFO, "%s; the store is opened for reading", why.msg);
+    db_close(s->db);
+    s->db = NULL;
+    s->full = true;
+    return open_read_only(s, path, e);
 }
 
 int store_open(struct store **out, const char *home, struct err *e)
@@ -171,8 +204,7 @@ int store_open(struct store **out, const char *home, struct err *e)
     s->lock_wait_ms = 3000;
     if (find_home(s, home, e) || store_path(path, s, "ingot.db", e))
         goto fail;
-    bool writable = access(s->home, W_OK) == 0 && (access(path, F_OK) || access(path, W_OK) == 0);
-    if (writable ? open_writable(s, path, e) : open_read_only(s, path, e))
+    if (open_as_can_be(s, path, e))
         goto fail;
     if (!s->read_only) {
         sweep_doomed(s);
@@ -202,18 +234,16 @@ const char *store_home(const struct store *s)
 
 int store_writable(const struct store *s, struct err *e)
 {
-    return s->read_only
-               ? err_set(e, ERR_IO,
-                         "the store '%s' cannot be written; choose another with INGOT_HOME "
-                         "or change its permissions",
-                         s->home)
-               : 0;
+    if (!s->read_only)
+        return 0;
+    return err_set(e, s->full ? ERR_FULL : ERR_IO, "the store '%s' %s", s->home, why_read_only(s));
 }
 
 /* ---- rows ---- */
 
 #define MODEL_COLUMNS                                                                              \
-    "name.name, digest, arch, quant, link_path, n_bytes, n_params, n_ctx, added, n_shards, key"
+    "name.name, digest, arch, quant, link_path, n_bytes, n_params, n_ctx, name.added, n_shards,"   \
+    " key"
 #define MODEL_TABLES " FROM name JOIN model ON model.id = name.model "
 
 static int damaged_row(sqlite3_stmt *st, struct err *e)
@@ -356,8 +386,11 @@ static int not_found(struct store *s, const char *wanted, struct err *e)
                     e))
         return -1;
     err_set(e, ERR_NOT_FOUND, "no model '%.200s' in the store%s", wanted,
-            n ? "" : ", which is empty; `ingot pull` or `ingot import` one");
+            n ? "" : ", which is empty; `ingot import FILE.gguf` brings one in");
+    size_t plain = e ? strlen(e->msg) : 0;
     name_suggest(e, wanted, all, n);
+    if (e && n && !e->msg[plain])
+        snprintf(e->msg + plain, sizeof e->msg - plain, "; `ingot list` shows what is there");
     mem_free(all);
     return -1;
 }
@@ -450,12 +483,16 @@ static int point_name(struct store *s, const struct store_model *m, bool replace
     /* The same weights under the same name is no conflict: linked before, copied now, say. */
     if (found && !replace && strcmp(old.digest, m->digest))
         return err_set(e, ERR_EXISTS,
-                       "the name '%s' is taken by another model; choose another name or replace it",
+                       "the name '%s' is taken by another model; give another one with --name, or "
+                       "let it go with --replace",
                        old.name);
+    /* The time is the name's own; naming the same model so again does not change it. */
     return db_run(s->db, e,
-                  "INSERT OR REPLACE INTO name(name, model) SELECT ?1, id FROM model"
-                  " WHERE digest = ?2 AND link_path = ?3",
-                  "sss", m->name, m->digest, m->link_path);
+                  "INSERT OR REPLACE INTO name(name, model, added)"
+                  " SELECT ?1, id, coalesce((SELECT old.added FROM name AS old"
+                  " WHERE old.name = ?1 AND old.model = model.id), ?4)"
+                  " FROM model WHERE digest = ?2 AND link_path = ?3",
+                  "sssi", m->name, m->digest, m->link_path, (int64_t)time(NULL));
 }
 
 static int put_links(struct store *s, const struct store_model *m, const struct link_shard *links,
@@ -502,6 +539,19 @@ int catalogue_add(struct store *s, struct store_model *m, const char *key,
     return rc;
 }
 
+int catalogue_relink(struct store *s, const struct store_model *m, const struct link_shard *links,
+                     struct err *e)
+{
+    if (store_writable(s, e))
+        return -1;
+    pthread_mutex_lock(&s->lock);
+    int rc = db_begin(s->db, e);
+    if (!rc)
+        rc = db_end(s->db, put_links(s, m, links, e), e);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
 int store_copy(struct store *s, const char *from, const char *to, struct err *e)
 {
     struct store_model m, old;
@@ -526,10 +576,67 @@ int store_copy(struct store *s, const char *from, const char *to, struct err *e)
     return rc;
 }
 
+/* Unlink the file of a model that has no other name. */
+static int unlink_last(struct store *s, const struct store_model *m, struct err *e)
+{
+    char path[STORE_PATH_BYTES];
+    int64_t n_names = 0;
+    sqlite3_stmt *st = NULL;
+    bool row = false;
+    int lock;
+    if (*m->link_path)
+        return store_writable(s, e); /* there is nothing of it here */
+    int rc = db_query(&st, s->db, e,
+                      "SELECT count(*)" MODEL_TABLES "WHERE digest = ?1 AND link_path = ''", "s",
+                      m->digest);
+    if (!rc && !(rc = db_step(&row, st, e)) && row)
+        n_names = sqlite3_column_int64(st, 0);
+    sqlite3_finalize(st);
+    if (!rc && n_names != 1)
+        rc = store_writable(s, e);
+    if (rc || (rc = model_path(path, s, m->digest, e)) ||
+        (rc =
+             store_lock(&lock, s, m->digest, s->lock_wait_ms,
+                        "the model is being imported or removed by another process; try again", e)))
+        return rc;
+    if (unlink(path) && errno != ENOENT)
+        rc = err_errno(e, "cannot remove '%s'", path);
+    close(lock);
+    return rc;
+}
+
+/* On a full disk the catalogue has no room for a change, so that here the model's file goes first
+ * and gives some. A kill between the two leaves a name without a file, which says so when it is
+ * used and can be removed. */
+static int remove_from_full(struct store *s, const char *name, struct err *e)
+{
+    struct store_model m;
+    char path[STORE_PATH_BYTES];
+    struct err why = {0};
+    sqlite3 *db = s->db;
+    if (find_locked(s, &m, name, e) || store_path(path, s, "ingot.db", e) || unlink_last(s, &m, e))
+        return -1;
+    s->db = NULL;
+    if (open_writable(s, path, &why)) {
+        db_close(s->db);
+        s->db = db;
+        return err_set(e, why.code,
+                       "the weights of '%s' are removed, the name not yet: %s; free some space and "
+                       "remove it again",
+                       m.name, why.msg);
+    }
+    db_close(db);
+    s->read_only = s->full = false;
+    return 0;
+}
+
 int store_remove(struct store *s, const char *name, struct err *e)
 {
     struct store_model m;
-    if (store_writable(s, e))
+    pthread_mutex_lock(&s->lock);
+    int fit = s->full ? remove_from_full(s, name, e) : store_writable(s, e);
+    pthread_mutex_unlock(&s->lock);
+    if (fit)
         return -1;
     pthread_mutex_lock(&s->lock);
     int rc = db_begin(s->db, e);

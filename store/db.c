@@ -115,6 +115,8 @@ int db_fail(sqlite3 *db, int rc, struct err *e)
     enum err_code code = code_of(rc);
     int no = db && (rc & 0xff) != SQLITE_FULL ? sqlite3_system_errno(db) : 0;
     bool os = no && ((rc & 0xff) == SQLITE_CANTOPEN || (rc & 0xff) == SQLITE_IOERR);
+    if (os && (no == ENOSPC || no == EDQUOT))
+        code = ERR_FULL; /* the log's index has no room, say */
     const char *why = code == ERR_MEMORY ? "out of memory" : sqlite3_errstr(rc & 0xff);
     if (db && sqlite3_extended_errcode(db) == rc && code != ERR_MEMORY)
         why = sqlite3_errmsg(db);

@@ -25,7 +25,8 @@ struct export
     int first;       /* open to the end (-1: not yet): its lock keeps others off the set */
     int fd;          /* the one being written */
     uint64_t at;     /* its length */
-    char name[STORE_PATH_BYTES]; /* and its name */
+    char name[STORE_PATH_BYTES];  /* its name now */
+    char final[STORE_PATH_BYTES]; /* and the one it gets: for messages */
     /* from the store */
     sqlite3 *db;
     sqlite3_blob *blob;
@@ -46,7 +47,7 @@ static int partial_name(char out[STORE_PATH_BYTES], const struct export *x, uint
 
 static int write_out(struct export *x, const void *p, size_t n, struct err *e)
 {
-    if (file_pwrite(x->fd, p, n, x->at, x->name, e))
+    if (file_pwrite(x->fd, p, n, x->at, x->final, e))
         return -1;
     x->at += n;
     x->done_bytes += n;
@@ -100,26 +101,30 @@ static int open_locked(struct export *x, struct err *e)
 {
     struct stat held, named;
     x->fd = open(x->name, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (x->fd < 0 && errno == ENOENT && strchr(x->final, '/'))
+        return err_set(e, ERR_NOT_FOUND, "the directory '%.*s' does not exist; create it first",
+                       (int)(strrchr(x->final, '/') - x->final), x->final);
     if (x->fd < 0)
-        return err_errno(e, "cannot create '%s'", x->name);
+        return err_errno(e, "cannot create '%s'", x->final);
     if (flock(x->fd, LOCK_EX | LOCK_NB) == 0 && fstat(x->fd, &held) == 0 &&
         stat(x->name, &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev)
         return 0;
     close(x->fd);
-    return err_set(e, ERR_BUSY, "'%s' is being written by another process", x->name);
+    return err_set(e, ERR_BUSY, "'%s' is being written by another process", x->final);
 }
 
 static int write_shard(struct export *x, uint32_t i, struct err *e)
 {
-    if (partial_name(x->name, x, i, e) || open_locked(x, e))
+    if (partial_name(x->name, x, i, e) ||
+        shard_path(x->final, sizeof x->final, x->path, i, x->m->n_shards) || open_locked(x, e))
         return -1;
     x->n_made = i + 1; /* ours, and to be removed on failure */
     x->at = 0;
-    int rc = ftruncate(x->fd, 0) ? err_errno(e, "cannot write '%s'", x->name) : 0;
+    int rc = ftruncate(x->fd, 0) ? err_errno(e, "cannot write '%s'", x->final) : 0;
     if (!rc)
         rc = x->db ? write_stored(x, i, e) : write_linked(x, i, e);
     if (!rc && fsync(x->fd))
-        rc = err_errno(e, "cannot write '%s'", x->name);
+        rc = err_errno(e, "cannot write '%s'", x->final);
     if (i == 0)
         x->first = x->fd;
     else
@@ -137,7 +142,9 @@ static int refuse_existing(const struct export *x, struct err *e)
             return -1;
         if (!x->replace && access(path, F_OK) == 0)
             return err_set(e, ERR_EXISTS,
-                           "'%s' is there already; choose another path or replace it", path);
+                           "'%s' is there already; choose another path, or overwrite it with "
+                           "--replace",
+                           path);
     }
     return 0;
 }

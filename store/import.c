@@ -131,7 +131,8 @@ static int choose_name(struct import *im, struct err *e)
         return -1;
     if (found && !im->in->replace && strcmp(key, im->l.key))
         return err_set(e, ERR_EXISTS,
-                       "the name '%s' is taken by another model; choose another name or replace it",
+                       "the name '%s' is taken by another model; give another one with --name, or "
+                       "let it go with --replace",
                        old.name);
     return 0;
 }
@@ -303,8 +304,8 @@ static int check_room(const struct import *im, const char *partial, struct err *
         return 0;
     return err_set(
         e, ERR_FULL,
-        "'%s' needs %llu MB in the store '%s', where %llu MB are free; make room, or link "
-        "the file in place",
+        "'%s' needs %llu MB in the store '%s', where %llu MB are free; make room, or use the "
+        "file where it is with --link",
         im->in->path, (unsigned long long)((need - have) >> 20), im->s->home,
         (unsigned long long)(left >> 20));
 }

@@ -76,23 +76,57 @@ static int open_stored(struct model_file *f, const struct store *s, const struct
     return rc;
 }
 
+static int link_changed(const struct store_model *m, struct err *e)
+{
+    return err_set(e, ERR_CORRUPT,
+                   "the linked file '%s' was changed after the import; import it again",
+                   m->link_path);
+}
+
+/* Only the files' times are other ones (a copy, a touch): the digest says if their bytes are. */
+static int check_touched(struct store *s, const struct store_model *m, struct err *e)
+{
+    struct source src = {0};
+    struct link_shard *now = mem_array(m->n_shards, sizeof *now);
+    char digest[65];
+    int rc = now ? source_open(&src, m->link_path, m->n_shards, e)
+                 : err_set(e, ERR_MEMORY, "out of memory opening '%s'", m->link_path);
+    log_line(LOG_INFO, "'%s' has another time than when it was linked; checking its digest",
+             m->link_path);
+    if (!rc)
+        rc = source_digest(digest, &src, e);
+    if (!rc && strcmp(digest, m->digest))
+        rc = link_changed(m, e);
+    for (uint32_t i = 0; !rc && i < m->n_shards; i++)
+        now[i] = src.files[i].at_open;
+    struct err why = {0};
+    if (!rc && catalogue_relink(s, m, now, &why)) /* then it is checked again the next time */
+        log_line(LOG_INFO, "%s", why.msg);
+    source_fini(&src);
+    mem_free(now);
+    return rc;
+}
+
 static int open_linked(struct model_file *f, struct store *s, const struct store_model *m,
                        struct err *e)
 {
     struct link_shard *then = NULL, now;
     uint32_t n = 0;
+    bool touched = false;
     int rc = catalogue_links(&then, &n, s, m, e);
     if (!rc && n != m->n_shards)
         rc = err_set(e, ERR_CORRUPT, "its catalogue entry is damaged; link the file again");
     for (uint32_t i = 0; !rc && i < n; i++) {
         if (source_stat(&now, m->link_path, i, n, e))
             rc = err_prefix(e, "the linked file is gone; put it back or remove the model");
-        else if (memcmp(&now, &then[i], sizeof now))
-            rc = err_set(e, ERR_CORRUPT,
-                         "the linked file '%s' was changed after the import; import it again",
-                         m->link_path);
+        else if (now.n_bytes != then[i].n_bytes)
+            rc = link_changed(m, e);
+        else
+            touched = touched || now.mtime_ns != then[i].mtime_ns;
     }
     mem_free(then);
+    if (!rc && touched)
+        rc = check_touched(s, m, e);
     if (!rc)
         rc = gguf_open(&f->g, m->link_path, e);
     memcpy(f->digest, m->digest, sizeof f->digest);

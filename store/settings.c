@@ -1,4 +1,5 @@
-/* Small strings in the catalogue: settings by key, saved chats by name. */
+/* Small strings in the catalogue: settings by key, saved chats by name. Buffers and lists are the
+ * caller's. */
 #include <string.h>
 
 #include "store/store_internal.h"
@@ -76,4 +77,38 @@ int store_load_chat(struct store *s, struct buf *out, const char *name, struct e
     if (get_text(&found, out, s, "SELECT json FROM chat WHERE name = ?1", name, e))
         return -1;
     return found ? 0 : err_set(e, ERR_NOT_FOUND, "no saved chat '%.100s'; /save makes one", name);
+}
+
+int store_list_chats(struct store *s, struct store_chat **out, size_t *n, struct err *e)
+{
+    sqlite3_stmt *st = NULL;
+    struct store_chat *all = NULL;
+    size_t used = 0, cap = 0;
+    bool row = true;
+    *out = NULL;
+    *n = 0;
+    pthread_mutex_lock(&s->lock);
+    int rc = db_query(&st, s->db, e, "SELECT name, saved FROM chat ORDER BY saved DESC, name", "");
+    while (!rc && !(rc = db_step(&row, st, e)) && row) {
+        if (used == cap) {
+            cap = cap ? cap * 2 : 8;
+            struct store_chat *more = mem_realloc(all, cap * sizeof *all);
+            if (!more) {
+                rc = err_set(e, ERR_MEMORY, "out of memory listing the saved chats");
+                break;
+            }
+            all = more;
+        }
+        if (db_text(all[used].name, sizeof all[used].name, st, 0))
+            all[used++].saved = sqlite3_column_int64(st, 1);
+    }
+    sqlite3_finalize(st);
+    pthread_mutex_unlock(&s->lock);
+    if (rc) {
+        mem_free(all);
+        return -1;
+    }
+    *out = all;
+    *n = used;
+    return 0;
 }

@@ -79,6 +79,28 @@ int source_unchanged(const struct source *src, struct err *e)
     return 0;
 }
 
+int source_digest(char digest[65], struct source *src, struct err *e)
+{
+    struct hasher *h = NULL;
+    int rc = hasher_new(&h, e);
+    for (uint32_t i = 0; !rc && i < src->n; i++) {
+        uint64_t size = src->files[i].at_open.n_bytes;
+        for (uint64_t at = 0; !rc && at < size; at += STORE_CHUNK_BYTES) {
+            size_t n = (size_t)MIN(size - at, (uint64_t)STORE_CHUNK_BYTES);
+            rc = source_read(src, hasher_buffer(h), i, at, n, e);
+            if (!rc)
+                hasher_push(h, n);
+        }
+    }
+    if (!rc)
+        rc = source_unchanged(src, e);
+    digest[0] = 0;
+    if (!rc)
+        hasher_digest(digest, h);
+    hasher_free(h);
+    return rc;
+}
+
 void source_fini(struct source *src)
 {
     for (uint32_t i = 0; src->files && i < src->n; i++) {

@@ -10,12 +10,14 @@
 
 #include "base/base.h"
 #include "gguf/gguf.h"
+#include "store/prefix.h"
 
 struct store;
 
 enum { STORE_CHUNK_BYTES = 1 << 20 }; /* layout constant: bytes of one weight row in a model file */
 
-/* Open or create the directory: `home`, else $INGOT_HOME, else ~/.ingot. */
+/* Open or create the directory: `home`, else $INGOT_HOME, else ~/.ingot. One that cannot be written,
+ * also because its disk is full, is opened for reading; from a full disk models can be removed. */
 int store_open(struct store **out, const char *home, struct err *e);
 void store_close(struct store *s); /* NULL is fine */
 const char *store_home(const struct store *s);
@@ -29,7 +31,7 @@ struct store_model {
     uint64_t n_bytes;    /* of the GGUF file(s) */
     uint64_t n_params;   /* weights counted over all tensors */
     uint32_t n_ctx;      /* context length the header states; 0 if none */
-    int64_t added;       /* seconds since 1970 */
+    int64_t added;       /* when the name was: seconds since 1970 */
     uint32_t n_shards;
 };
 
@@ -88,5 +90,11 @@ int store_set_setting(struct store *s, const char *key, const char *value, struc
 /* Saved chats of `ingot run` (/save): JSON text by name. */
 int store_save_chat(struct store *s, const char *name, const char *json, struct err *e);
 int store_load_chat(struct store *s, struct buf *out, const char *name, struct err *e);
+struct store_chat {
+    char name[201];
+    int64_t saved; /* seconds since 1970 */
+};
+/* The saved chats, the newest first; *out is an array to be freed with mem_free. */
+int store_list_chats(struct store *s, struct store_chat **out, size_t *n, struct err *e);
 
 #endif

@@ -24,6 +24,7 @@ struct store {
     sqlite3 *db;          /* ingot.db; used under `lock` only */
     pthread_mutex_t lock; /* also makes sqlite3_errmsg belong to the call that failed */
     bool read_only;       /* the directory cannot be written: looking and loading still work */
+    bool full;            /* read_only because the disk is full */
     int batch_chunks;     /* an import commits after so many; tests lower it */
     int lock_wait_ms;     /* how long to wait for another import of the same file */
 };
@@ -97,6 +98,9 @@ int catalogue_link_digest(char digest[65], struct store *s, const char *path,
 /* A linked model's shards as they were when it was registered; *out is freed with mem_free. */
 int catalogue_links(struct link_shard **out, uint32_t *n, struct store *s,
                     const struct store_model *m, struct err *e);
+/* A linked model's files were looked at again: these are their sizes and times now. */
+int catalogue_relink(struct store *s, const struct store_model *m, const struct link_shard *links,
+                     struct err *e);
 int store_writable(const struct store *s, struct err *e); /* 0, or the error that says why not */
 
 /* ---- names.c ---- */
@@ -154,6 +158,7 @@ int source_open(struct source *src, const char *path, uint32_t n, struct err *e)
 int source_read(struct source *src, void *dst, uint32_t shard, uint64_t offset, size_t n,
                 struct err *e);
 int source_unchanged(const struct source *src, struct err *e); /* since source_open */
+int source_digest(char digest[65], struct source *src, struct err *e); /* reads all of it */
 void source_fini(struct source *src);
 /* Size and time of shard i's file now; ERR_NOT_FOUND when it is gone. */
 int source_stat(struct link_shard *now, const char *path, uint32_t i, uint32_t n, struct err *e);

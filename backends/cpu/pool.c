@@ -108,8 +108,9 @@ static bool take_task(int32_t *task, struct pool *p)
 
 static void do_task(struct pool *p, int32_t task, int32_t thread)
 {
+    int32_t n_tasks = p->n_tasks; /* once this task is counted the phase may be another */
     p->work.task(p->work.ctx, task, thread);
-    if (atomic_fetch_add(&p->n_done, 1) + 1 == p->n_tasks)
+    if (atomic_fetch_add(&p->n_done, 1) + 1 == n_tasks)
         open_phase(p, p->work.next ? p->work.next(p->work.ctx) : 0);
 }
 

@@ -126,6 +126,72 @@ slash_commands() {
     type_text '/hlep'
     keys Enter
     see 'an unknown command is hinted at' 'did you mean /help'
+    type_text '/load'
+    keys Enter
+    see '/load alone lists' 'talk +(just now|[0-9]+ minutes? ago)'
+    type_text '/save /tmp/talk'
+    keys Enter
+    see '/save takes no path' 'looks like a path'
+    type_text '/system """Be'
+    keys Enter
+    type_text 'kind."""'
+    keys Enter
+    see 'a system prompt of several lines' 'kind\."""'
+    type_text '/system'
+    keys Enter
+    see 'is set as such' '^kind\.$'
+    type_text '/stats'
+    keys Enter
+    see '/stats, on again' 'after every answer: on'
+    type_text '/etc/hosts has no command'
+    keys Enter
+    see 'a path is text' 'prompt [0-9]+ .*answer 6'
+    prompt_again 'after a path'
+    type_text '/clear'
+    keys Enter
+    prompt_again 'after /clear'
+    type_text ' /clear is not meant'
+    keys Enter
+    prompt_again 'after a text with a blank'
+    type_text '/show'
+    keys Enter
+    see 'a blank before makes it text' 'chat +3 messages'
+    type_text '/?'
+    keys Enter
+    see '/? is help, its lines broken between words' '^ +command$'
+    see 'a long line of ours is broken between words' '^/help lists the commands, /bye leaves\.$'
+    keys Escape
+    sleep 0.2
+    type_text 'bye'
+    see 'Escape alone swallows no key' '^>>> bye$'
+    keys C-u
+}
+
+# Lines that are typed while an answer runs are sent one after the other, a paste is one.
+ahead() {
+    ENV=INGOT_ISA=scalar begin --ctx 512 -n 120
+    $T send-keys -l 'first' \; send-keys Enter
+    sleep 0.02
+    $T send-keys -l 'second' \; send-keys Enter \; send-keys -l 'third' \; send-keys Enter
+    see 'the second line typed ahead' '^>>> second$'
+    see 'the third line typed ahead' '^>>> third$'
+    prompt_again 'after lines typed ahead'
+    is 'all were answered' "$(screen | grep -c 'answer [0-9]')" 3
+    $T set-buffer "$(printf 'paste one\npaste two\n')"
+    type_text '/clear'
+    keys Enter
+    prompt_again 'after /clear'
+    type_text 'fourth'
+    keys Enter
+    sleep 0.02
+    $T paste-buffer -p
+    see 'a paste is one draft' '^\.\.\. paste two$'
+    keys C-c
+    prompt_again 'after a paste'
+    type_text '/bye'
+    keys Enter
+    see '/bye leaves' 'status 0'
+    is 'the terminal echoes again' "$($T send-keys -l 'visible'; sleep 0.3; screen | grep -c visible)" 1
 }
 
 # Processor time of a process in clock ticks: fields 14 and 15 of its stat line (proc(5)).
@@ -151,7 +217,7 @@ leave() {
     is 'the history is kept, for its owner only' "$(stat -c %a "$INGOT_HOME/history")" 600
     is 'the history has the block as one entry' "$(grep -c '^"""first\\nsecond"""$' "$INGOT_HOME/history")" 1
     begin -n 6
-    keys Up Up Up Up Up Up Up Up Up Up Up Up Up Up Up
+    keys $(printf 'Up %.0s' $(seq 40))
     see 'the history survives' '^>>> Hello$'
     keys C-u
     type_text '/bye'
@@ -204,6 +270,7 @@ slash_commands
 idle
 leave
 interrupt
+ahead
 plain
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]

@@ -7,7 +7,7 @@ INGOT=$(realpath "${INGOT:-build/ingot}")
 SHARED=$(realpath -m "${INGOT_SHARED:-../shared}")
 LOADER=$SHARED/cases/loader
 TMP=$(mktemp -d)
-trap 'rm -rf "$TMP"' EXIT
+trap 'umount "$TMP/disk" 2>/dev/null; rm -rf "$TMP"' EXIT
 export INGOT_HOME=$TMP/home LC_ALL=C.UTF-8
 unset NO_COLOR
 passed=0 failed=0 skipped=0
@@ -56,6 +56,14 @@ usage() {
         is "$c --help shows examples" "$(grep -c '^Examples:' "$TMP/out")" 1
     done
     refused 'unknown command' 2 "did you mean .ingot run." rnu
+    refused 'a word of other programs' 2 'pull. comes later; .* .ingot import FILE.gguf' pull m
+    refused 'another one' 2 'chat. is .ingot run MODEL' chat
+    ok 'options before the command' '^\[\]' -q --home "$TMP/none" list --json
+    ok 'options before the command, with =' '^\[\]' "--home=$TMP/none" -v list --json
+    ok 'options before a command of two words' 'ingot bench serve' -q bench serve --help
+    refused 'only options that every command has' 2 'unknown command .--temp' --temp 1 run m hi
+    refused 'an option before the command without its value' 2 'a command is missing' --home
+    refused 'an empty store names the next step' 1 'empty; .ingot import FILE.gguf' --home "$TMP/none" show m
     refused 'unknown option' 2 'unknown option .--temprature.; did you mean --temp' run m --temprature 1 hi
     refused 'value out of range' 2 'top-p' run m --top-p 3 hi
     refused 'missing argument' 2 'usage: ingot show' show
@@ -93,7 +101,9 @@ with_model() {
     ok 'import' '^base: llama' import "$m" --name base
     ok 'the list has it' '^base ' list
     is 'list --json is JSON' "$("$INGOT" list --json | tr -d ' \n' | grep -c '"name":"base"')" 1
-    refused 'a name is not overwritten' 1 'base' import "$LOADER/ok-align-64.gguf" --name BASE
+    refused 'an unknown name names the next step' 1 'ingot list. shows' show nobody
+    refused 'a name that comes near' 1 'did you mean base' show bsae
+    refused 'a name is not overwritten' 1 'base.*--replace' import "$LOADER/ok-align-64.gguf" --name BASE
     ok 'show' 'architecture +llama' show base
     ok 'show --template' 'message' show base --template
     ok 'show --metadata cuts arrays' 'tokens = .*283 in all' show "$m" --metadata
@@ -103,9 +113,19 @@ with_model() {
     ok 'copy' 'also called' copy base other
     ok 'export' 'written' export base "$TMP/back.gguf"
     is 'export gives the same bytes' "$(cmp "$m" "$TMP/back.gguf" && echo same)" same
-    refused 'export does not overwrite' 1 'back.gguf' export base "$TMP/back.gguf"
-    ok 'verify a file' ': ok' verify "$m"
-    ok 'verify a model of the store' ': ok' verify base
+    refused 'export does not overwrite' 1 'back.gguf.*--replace' export base "$TMP/back.gguf"
+    refused 'export to standard output' 2 'give a file name' export base -
+    refused 'export into nowhere' 1 "the directory '$TMP/nowhere' does not exist" export base "$TMP/nowhere/x.gguf"
+    mkdir "$TMP/dir"
+    ok 'export into a directory' 'written to .*/dir/base.gguf' export base "$TMP/dir/"
+    is 'under the name of the model' "$(cmp "$m" "$TMP/dir/base.gguf" && echo same)" same
+    ok 'verify a file' ': header and sizes ok, weights not read' verify "$m"
+    ok 'verify --deep' ': ok, every weight read: no NaN or infinite scale' verify --deep "$m"
+    ok 'verify a model of the store' ': ok, every weight read and every checksum right' verify base
+    run verify "$TMP/text.gguf" --json
+    is 'verify --json tells an error once' "$rc $(grep -c '"error": ' "$TMP/out") $err" '1 1 '
+    links "$m"
+    full_disk "$m"
     refused 'verify --deep of a model of the store' 2 'deep is for files' verify base --deep
     ok 'remove' 'removed other' remove other
     refused 'removed' 1 "no model 'other'" show other
@@ -115,6 +135,36 @@ with_model() {
     refused 'unknown backend, devices' 2 "no backend 'cuda'" devices --backend cuda
     tokens_and_templates "$m"
     answers "$m"
+}
+
+links() {
+    cp "$1" "$TMP/link.gguf"
+    run import "$TMP/link.gguf" --link --name touched
+    touch -d '2001-01-01' "$TMP/link.gguf"
+    ok 'a linked file that was only touched' . run touched Hello -n 4 --seed 7 --raw
+    rm "$TMP/link.gguf"
+    ok 'a link whose file is gone is marked' '^touched .*linked, but the file is gone' list
+    ok 'and for programs' '"link_gone": true' list --json
+    run remove touched
+}
+
+# A store on a disk that something else has filled.
+full_disk() {
+    local m=$1 disk=$TMP/disk
+    mkdir "$disk"
+    mount -t tmpfs -o size=2m ingot-test "$disk" 2>/dev/null || { skip 'a full disk' 'cannot mount a tmpfs'; return; }
+    run --home "$disk/home" import "$m" --name full
+    cat /dev/zero >"$disk/filler" 2>/dev/null
+    ok 'full disk: list' '^full ' --home "$disk/home" list
+    ok 'full disk: show' 'architecture +llama' --home "$disk/home" show full
+    ok 'full disk: run' . --home "$disk/home" run full Hello -n 4 --seed 7
+    ok 'full disk: verify' 'checksum right' --home "$disk/home" verify full
+    ok 'full disk: export' 'written' --home "$disk/home" export full "$TMP/full.gguf"
+    refused 'full disk: copy' 1 'free some space' --home "$disk/home" copy full other
+    refused 'full disk: import' 1 'free' --home "$disk/home" import "$LOADER/ok-align-64.gguf"
+    ok 'full disk: remove' 'removed full' --home "$disk/home" rm full
+    is 'full disk: it is gone' "$(find "$disk/home/models" -name '*.db' | wc -l)" 0
+    umount "$disk"
 }
 
 # Names that no terminal and no JSON takes as they are.
@@ -188,6 +238,11 @@ answers() {
     printf '\377' >"$TMP/in"
     INPUT=$TMP/in refused 'a prompt that is not text' 1 'UTF-8' run base
     INPUT=/dev/null refused 'an empty prompt' 2 'standard input is empty' run base
+    refused 'an empty word as the prompt' 2 'the prompt is empty' run base ''
+    head -c 400 /dev/zero | tr '\0' 'x' >"$TMP/in"
+    INPUT=$TMP/in refused 'a context that can be larger' 1 'context holds 64; shorten it or use --ctx [0-9]+$' run base --ctx 64
+    head -c 4000 /dev/zero | tr '\0' 'x' >"$TMP/in"
+    INPUT=$TMP/in refused 'a context that can not' 1 'context holds [0-9]+; shorten it$' run base
     # The same model with a stated context whose keys and values no machine holds.
     local at
     at=$(LC_ALL=C grep -abo 'llama.context_length' "$m" | head -n 1 | cut -d: -f1)
@@ -200,6 +255,10 @@ answers() {
     is 'logits do not depend on chunks or threads' "$(cmp "$TMP/logits" "$TMP/logits1" && echo same)" same
     refused 'an id outside the vocabulary, eval' 1 '99999' eval base --tokens 1,99999 --logits "$TMP/l"
     is 'nothing is left of a failed eval' "$(ls "$TMP/l" 2>/dev/null)" ''
+    echo kept >"$TMP/l"
+    run eval base --tokens 1,99999 --logits "$TMP/l"
+    is 'a file is not overwritten before the ids are checked' "$(cat "$TMP/l")" kept
+    rm "$TMP/l"
     refused 'eval without a task' 2 '--text' eval base
     refused 'logits of a text' 2 '--text' eval base --text "$TMP/in" --logits "$TMP/l"
     refused 'a window too short to score' 2 'ctx 3 is too short' eval base --text "$TMP/in" --ctx 3

@@ -1,275 +1,8 @@
 /* The engine on a backend that computes nothing (scheduling, text, limits, reuse, cancelling,
  * memory) and on the CPU backend behind a spy that holds it to the bit-for-bit rule. */
-#include "engine/engine_internal.h"
-#include "tests/unit/unit.h"
+#include "tests/unit/fake_engine.h"
 
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
-
-/* ---- a backend that computes nothing: its KV holds token ids, its logits point at one token. The
- * next token is the script's or a hash of all that the row sees through its pages, so that a wrong
- * page, position or order changes the answer ---- */
-
-static struct {
-    uint64_t free_bytes;   /* what probe says */
-    const int32_t *script; /* the token after position p is script[p - script_at]; NULL: the hash */
-    int32_t script_at;
-    atomic_int fail_run; /* the n-th run from now fails; 0: none */
-    atomic_int step_us;  /* how long a run takes */
-    bool nan_logits;
-    atomic_bool shut; /* runs wait while it is */
-    /* what was seen */
-    atomic_int n_runs, n_copies, max_seqs, max_rows;
-    uint64_t allocs_at; /* mem_alloc_count at the end of the last run with one row */
-    atomic_int n_decode_runs, n_decode_allocs;
-} fake;
-
-struct exec {
-    struct plan plan;
-    int32_t *kv; /* [n_pages][KV_PAGE_TOKENS] */
-};
-
-static int fake_probe(struct device_info *out, int max)
-{
-    if (max > 0)
-        *out = (struct device_info){.name = "fake: no device",
-                                    .free_bytes = fake.free_bytes,
-                                    .total_bytes = fake.free_bytes,
-                                    .usable = true};
-    return 1;
-}
-
-static int fake_open(struct device **out, int index, const struct device_config *c, struct err *e)
-{
-    *out = mem_alloc(1);
-    return 0;
-}
-
-static void fake_close(struct device *d)
-{
-    mem_free(d);
-}
-
-static uint64_t fake_weight_bytes(struct device *d, const struct weight_src *src)
-{
-    return 1000;
-}
-
-static int fake_load(struct device *d, struct weight **out, const struct weight_src *src,
-                     struct err *e)
-{
-    static char any;
-    *out = (struct weight *)&any;
-    return 0;
-}
-
-static void fake_plan_bytes(struct device *d, const struct plan *p, uint64_t *kv, uint64_t *scratch)
-{
-    *kv = (uint64_t)p->n_pages * 32000;
-    *scratch = 5000;
-}
-
-static int fake_prepare(struct device *d, struct exec **out, const struct plan *p, struct err *e)
-{
-    struct exec *x = mem_zalloc(sizeof *x);
-    x->plan = *p;
-    x->kv = mem_array((size_t)p->n_pages * KV_PAGE_TOKENS, sizeof *x->kv);
-    *out = x;
-    return 0;
-}
-
-static void fake_exec_free(struct exec *x)
-{
-    mem_free(x->kv);
-    mem_free(x);
-}
-
-static int32_t *fake_cell(struct exec *x, const struct batch_seq *q, int32_t pos)
-{
-    int32_t page = q->pages[pos / KV_PAGE_TOKENS];
-    CHECK(page >= 0 && page < x->plan.n_pages);
-    return &x->kv[page * KV_PAGE_TOKENS + pos % KV_PAGE_TOKENS];
-}
-
-static int32_t fake_next(struct exec *x, const struct batch_seq *q, int32_t pos)
-{
-    if (fake.script)
-        return pos < fake.script_at ? 0 : fake.script[pos - fake.script_at];
-    uint64_t h = 1;
-    for (int32_t p = 0; p <= pos; p++)
-        h = (h ^ (uint64_t)*fake_cell(x, q, p)) * 0x9e3779b97f4a7c15u + (uint64_t)p;
-    return 3 + (int32_t)((h >> 33) % (uint64_t)(x->plan.n_vocab - 3));
-}
-
-static void count_allocs(const struct batch *b)
-{
-    uint64_t now = mem_alloc_count();
-    if (b->n_rows == 1 && fake.allocs_at) {
-        fake.n_decode_runs++;
-        fake.n_decode_allocs += (int)(now - fake.allocs_at);
-    }
-    fake.allocs_at = b->n_rows == 1 ? now : 0;
-}
-
-static int fake_run(struct exec *x, const struct batch *b, struct err *e)
-{
-    while (fake.shut)
-        usleep(100);
-    if (fake.step_us)
-        usleep((useconds_t)fake.step_us);
-    count_allocs(b);
-    fake.n_runs++;
-    fake.max_seqs = MAX(fake.max_seqs, b->n_seqs);
-    fake.max_rows = MAX(fake.max_rows, b->n_rows);
-    CHECK(b->n_rows > 0 && b->n_rows <= x->plan.max_batch && b->n_want <= x->plan.max_out);
-    if (fake.fail_run && --fake.fail_run == 0)
-        return err_set(e, ERR_DEVICE, "the fake device failed, as asked");
-    int32_t w = 0;
-    for (int32_t s = 0; s < b->n_seqs; s++) {
-        const struct batch_seq *q = &b->seqs[s];
-        CHECK(q->pos >= 0 && q->n_rows > 0 && q->pos + q->n_rows <= x->plan.n_ctx);
-        for (int32_t i = 0; i < q->n_rows; i++)
-            *fake_cell(x, q, q->pos + i) = b->ids[q->first_row + i];
-        for (; w < b->n_want && b->want[w] < q->first_row + q->n_rows; w++) {
-            float *logits = b->logits + (size_t)w * (size_t)x->plan.n_vocab;
-            for (int32_t v = 0; v < x->plan.n_vocab; v++)
-                logits[v] = fake.nan_logits ? __builtin_nanf("") : 0;
-            logits[fake_next(x, q, q->pos + b->want[w] - q->first_row)] += 100;
-        }
-    }
-    CHECK(w == b->n_want);
-    return 0;
-}
-
-static void fake_kv_copy(struct exec *x, int32_t to, int32_t from)
-{
-    fake.n_copies++;
-    memcpy(&x->kv[to * KV_PAGE_TOKENS], &x->kv[from * KV_PAGE_TOKENS],
-           KV_PAGE_TOKENS * sizeof *x->kv);
-}
-
-static const char *fake_describe(struct device *d)
-{
-    return "fake";
-}
-
-static const struct backend backend_fake = {
-    .name = "fake",
-    .probe = fake_probe,
-    .open = fake_open,
-    .close = fake_close,
-    .weight_bytes = fake_weight_bytes,
-    .load = fake_load,
-    .plan_bytes = fake_plan_bytes,
-    .prepare = fake_prepare,
-    .exec_free = fake_exec_free,
-    .run = fake_run,
-    .kv_copy = fake_kv_copy,
-    .describe = fake_describe,
-};
-
-/* ---- helpers ---- */
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 }; /* slow: fewer ways of the same */
-#else
-enum { SANITIZED = 0 };
-#endif
-
-enum { N_CTX = 512, BYTE0 = 3 }; /* of the model: context, and the token of byte 0 */
-
-static bool open_model(struct engine **en, const char *rel, const struct backend *be,
-                       const struct engine_config *c, struct err *e)
-{
-    const char *path = unit_shared(rel);
-    struct model_file *f = NULL;
-    *en = NULL;
-    if (!path || !OK_CALL(model_file_open(&f, NULL, path, e), *e))
-        return false;
-    int rc = engine_open_on(en, f, c, be, e);
-    model_file_close(f);
-    return rc == 0;
-}
-
-static struct engine *fake_engine(const struct engine_config *c)
-{
-    struct engine *en;
-    struct err e = {0};
-    memset((void *)&fake, 0, sizeof fake);
-    fake.free_bytes = 1u << 30;
-    if (!open_model(&en, "cases/loader/ok-base.gguf", &backend_fake, c, &e))
-        OK_MSG(!e.code, "%s", e.msg);
-    return en;
-}
-
-struct client { /* one request and what came back */
-    struct request r;
-    int32_t ids[N_CTX], got[N_CTX + 1];
-    size_t n_got;
-    struct buf text;
-    bool whole; /* every piece was whole characters */
-    atomic_bool done;
-    struct request_stats stats;
-    struct engine *cancel_in; /* cancel from on_token after cancel_at tokens */
-    size_t cancel_at;
-};
-
-static void client_token(void *user, int32_t id, const char *text, size_t n)
-{
-    struct client *c = user;
-    c->got[c->n_got++] = id;
-    buf_put(&c->text, text, n);
-    c->whole = c->whole && utf8_valid(text, n);
-    if (c->cancel_in && c->n_got == c->cancel_at)
-        engine_cancel(c->cancel_in, &c->r);
-}
-
-static void client_done(void *user, const struct request_stats *s)
-{
-    struct client *c = user;
-    c->stats = *s;
-    c->done = true;
-}
-
-static void client_init(struct client *c, size_t n_ids, uint64_t seed, uint32_t max_tokens)
-{
-    memset((void *)c, 0, sizeof *c);
-    c->whole = true;
-    for (size_t i = 0; i < n_ids; i++)
-        c->ids[i] = BYTE0 + (int32_t)(unit_rand(&seed) % 256);
-    c->r = (struct request){.ids = c->ids,
-                            .n_ids = n_ids,
-                            .max_tokens = max_tokens,
-                            .ignore_eog = true,
-                            .on_token = client_token,
-                            .on_done = client_done,
-                            .user = c};
-    sample_defaults(&c->r.sample);
-    c->r.sample.temperature = 0;
-    buf_puts(&c->text, "");
-}
-
-static bool client_wait(struct client *c)
-{
-    for (int i = 0; i < 120000 && !c->done; i++)
-        usleep(1000);
-    return OK(c->done);
-}
-
-static bool client_run(struct client *c, struct engine *en)
-{
-    struct err e = {0};
-    return OK_CALL(engine_submit(en, &c->r, &e), e) && client_wait(c);
-}
-
-static void client_fini(struct client *c)
-{
-    buf_fini(&c->text);
-}
 
 /* Run text as the answer to a prompt of one token; returns what came out. */
 static void run_text(struct client *c, const char *answer, uint32_t max_tokens,
@@ -643,14 +376,102 @@ static void test_cancel_storm_loses_no_request_and_no_page(void)
         client_run(&last, en);
         OK(last.stats.finish == FINISH_LENGTH);
         client_fini(&last);
-        for (uint32_t i = 0; i < 5; i++)
-            kv_seq_clear(&en->kv[i], &en->pool);
-        OK_MSG(en->pool.n_free == en->pool.n_pages, "%d of %d pages came back", en->pool.n_free,
-               en->pool.n_pages);
+        struct engine_counters k;
+        engine_counters(en, &k);
+        OK_MSG(k.n_free_pages + k.prefix.n_pages == k.n_pages, "%u free, %u in the tree, %u in all",
+               k.n_free_pages, k.prefix.n_pages, k.n_pages);
     }
     engine_close(en);
     for (int i = 0; i < N; i++)
         client_fini(&c[i]);
+}
+
+static void test_deadline_ends_what_runs_and_what_waits(void)
+{
+    struct engine_config cfg = {.n_seqs = 1};
+    struct engine *en = fake_engine(&cfg);
+    struct client c[3];
+    struct err e = {0};
+    for (int i = 0; i < 3; i++)
+        client_init(&c[i], 4, (uint64_t)i, 400);
+    if (en) {
+        fake.step_us = 1000;
+        c[0].r.deadline_ns = now_ns() + 60000000;
+        c[1].r.deadline_ns = now_ns() + 30000000; /* ends before its turn comes */
+        c[2].r.max_tokens = 3;
+        for (int i = 0; i < 3; i++)
+            OK_CALL(engine_submit(en, &c[i].r, &e), e);
+        for (int i = 0; i < 3; i++)
+            client_wait(&c[i]);
+        OK(c[0].stats.finish == FINISH_DEADLINE && c[0].n_got > 0 && c[0].n_got < 400);
+        OK(c[1].stats.finish == FINISH_DEADLINE && c[1].n_got == 0 && c[1].order < c[0].order);
+        OK(c[2].stats.finish == FINISH_LENGTH && c[2].n_got == 3);
+        OK(!strcmp(finish_name(FINISH_DEADLINE), "deadline"));
+    }
+    engine_close(en);
+    for (int i = 0; i < 3; i++)
+        client_fini(&c[i]);
+}
+
+static void test_tenants_take_turns_and_priority_goes_first(void)
+{
+    enum { N = 6 };
+    static const struct {
+        const char *tenant;
+        int32_t priority;
+        int place;
+    } plan[N] = {{NULL, 0, 0}, {"x", 0, 3}, {"x", 0, 4}, {"x", 5, 1}, {"y", 0, 2}, {"x", -8, 5}};
+    struct engine_config cfg = {.n_seqs = 1};
+    struct engine *en = fake_engine(&cfg);
+    struct client c[N];
+    struct err e = {0};
+    for (int i = 0; i < N; i++) {
+        client_init(&c[i], 20, (uint64_t)i, 3);
+        c[i].r.tenant = plan[i].tenant;
+        c[i].r.priority = plan[i].priority;
+    }
+    if (en) {
+        fake.shut = true;
+        OK_CALL(engine_submit(en, &c[0].r, &e), e);
+        wait_for_active(en, 1);
+        for (int i = 1; i < N; i++)
+            OK_CALL(engine_submit(en, &c[i].r, &e), e);
+        fake.shut = false;
+        for (int i = 0; i < N; i++)
+            client_wait(&c[i]);
+        for (int i = 0; i < N; i++)
+            OK_MSG(c[i].order == c[0].order + plan[i].place, "request %d came as number %d", i,
+                   c[i].order - c[0].order);
+        c[0].r.priority = 9;
+        OK(engine_submit(en, &c[0].r, &e) && e.code == ERR_USAGE && strstr(e.msg, "-8 to 8"));
+    }
+    engine_close(en);
+    for (int i = 0; i < N; i++)
+        client_fini(&c[i]);
+}
+
+static void test_a_long_prompt_beside_decoding_is_cut_to_the_time_bound(void)
+{
+    struct engine_config cfg = {.n_seqs = 2, .max_batch = 256, .max_step_ms = 4};
+    struct engine *en = fake_engine(&cfg);
+    struct client a, b;
+    client_init(&a, 200, 1, 300);
+    client_init(&b, 480, 2, 1);
+    struct err e = {0};
+    if (en) {
+        fake.row_us = 100; /* 40 rows are 4 ms, if the machine sleeps no longer than it is told */
+        OK_CALL(engine_submit(en, &a.r, &e), e);
+        while (fake.n_runs < 10)
+            usleep(100);
+        fake.max_rows = 0;
+        OK_CALL(engine_submit(en, &b.r, &e), e);
+        client_wait(&b);
+        OK_MSG(fake.max_rows >= 3 && fake.max_rows <= 60, "%d rows", fake.max_rows);
+        client_wait(&a);
+    }
+    engine_close(en);
+    client_fini(&a);
+    client_fini(&b);
 }
 
 static void test_close_ends_what_runs_and_what_waits(void)
@@ -913,6 +734,9 @@ int main(int argc, char **argv)
         T(device_error_ends_its_requests_and_no_others),
         T(cancel_works_in_every_state),
         T(cancel_storm_loses_no_request_and_no_page),
+        T(deadline_ends_what_runs_and_what_waits),
+        T(tenants_take_turns_and_priority_goes_first),
+        T(a_long_prompt_beside_decoding_is_cut_to_the_time_bound),
         T(close_ends_what_runs_and_what_waits),
         T(next_turn_reuses_kv_and_gives_the_same_answer),
         T(shared_prefix_is_not_computed_twice_and_not_overwritten),

@@ -129,6 +129,40 @@ static void test_several_lines(void)
     editor_fini(&ed);
 }
 
+static void test_a_command_may_have_a_block(void)
+{
+    struct editor ed;
+    start(&ed, NULL);
+    OK(feed(&ed, "/system \"\"\"one\rtwo\"\"\"\r") == EDIT_DONE);
+    lineedit_unquote(&ed.text);
+    OK_MSG(!strcmp(buf_str(&ed.text), "/system one\ntwo"), "'%s'", buf_str(&ed.text));
+    editor_start(&ed);
+    OK(feed(&ed, "/etc/x \"\"\"one\r") == EDIT_DONE);
+    editor_start(&ed);
+    OK(feed(&ed, "/\"\"\"one\r") == EDIT_DONE);
+    editor_fini(&ed);
+}
+
+static void test_escape_alone_is_no_part_of_a_key(void)
+{
+    struct editor ed;
+    start(&ed, NULL);
+    feed(&ed, "one two\x1b");
+    OK(editor_waits(&ed));
+    editor_idle(&ed);
+    OK(!editor_waits(&ed));
+    feed(&ed, "b");
+    OK_MSG(!strcmp(buf_str(&ed.text), "one twob"), "'%s'", buf_str(&ed.text));
+    feed(&ed, "\x1b[");
+    editor_idle(&ed); /* a sequence that has begun is waited for */
+    feed(&ed, "D");
+    OK(ed.at == 7 && !strcmp(buf_str(&ed.text), "one twob"));
+    feed(&ed, "\x12o\x1b");
+    editor_idle(&ed);
+    OK(!ed.searching);
+    editor_fini(&ed);
+}
+
 static void test_unquote_leaves_other_text_alone(void)
 {
     static const char *const same[] = {"", "\"\"\"", "plain", "a \"\"\"b\"\"\" c", "back\\slash"};
@@ -532,6 +566,8 @@ static const struct unit_test tests[] = {
     {"wide and combining characters move as one", test_wide_and_combining_characters_move_as_one},
     {"bad bytes become replacement characters", test_bad_bytes_become_replacement_characters},
     {"several lines", test_several_lines},
+    {"a command may have a block", test_a_command_may_have_a_block},
+    {"escape alone is no part of a key", test_escape_alone_is_no_part_of_a_key},
     {"unquote leaves other text alone", test_unquote_leaves_other_text_alone},
     {"paste is text and never keys", test_paste_is_text_and_never_keys},
     {"events", test_events},

@@ -263,10 +263,10 @@ static void test_placement_is_told_before_and_after_loading(void)
     if (path && OK_CALL(model_file_open(&f, NULL, path, &e), e) &&
         OK_CALL(engine_place(&p, f, &cfg, &e), e) && OK_CALL(engine_open(&en, f, &cfg, &e), e)) {
         const struct engine_placement *q = &engine_info(en)->placement;
-        OK(p.n_pages == 12 && p.n_ctx == 100 && p.n_seqs == 3);
+        OK(p.n_pages == 12 + 3 && p.n_prefix_pages == 3 && p.n_ctx == 100 && p.n_seqs == 3);
         OK(p.weight_bytes == q->weight_bytes && p.kv_bytes == q->kv_bytes);
         OK(p.weight_bytes > engine_info(en)->n_params && p.scratch_bytes > 0);
-        OK(p.kv_bytes == 12ull * 32 * 2 * 2 * 32 * 2); /* pages, tokens, k and v, layers, width */
+        OK(p.kv_bytes == 15ull * 32 * 2 * 2 * 32 * 2); /* pages, tokens, k and v, layers, width */
     }
     engine_close(en);
     model_file_close(f);

@@ -501,7 +501,52 @@ static void test_link_is_refused_once_its_file_changed(void)
     store_close(s);
 }
 
+static void test_link_whose_file_was_only_touched_is_the_same(void)
+{
+    const char *dir = unit_tmpdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    struct store *s = open_store(home);
+    struct store_model m;
+    struct model_file *f = NULL;
+    struct err e = {0};
+    struct stop_at at = {0};
+    struct store_import in = {.path = a, .name = "l", .link = true, .progress = stop, .user = &at};
+    struct timespec times[2] = {{.tv_sec = 1700000000}, {.tv_sec = 1700000000}};
+    write_model(a, small);
+    OK_CALL(store_import(s, &m, &in, &e), e);
+    OK(utimensat(AT_FDCWD, a, times, 0) == 0);
+    OK(reads_like(s, "l", a));
+    OK_CALL(model_file_open(&f, s, "l", &e), e);
+    OK(f && !strcmp(model_file_digest(f), m.digest));
+    model_file_close(f);
+    at.calls = 0; /* the new time is known now: nothing is hashed */
+    OK_CALL(store_import(s, &m, &in, &e), e);
+    OK(at.calls == 0);
+    store_close(s);
+}
+
 /* ---- names ---- */
+
+static void test_a_name_has_the_time_it_was_given(void)
+{
+    const char *dir = unit_tmpdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    struct store *s = open_store(home);
+    struct store_model m, copy;
+    struct err e = {0};
+    write_model(a, small);
+    OK_CALL(import_as(s, &m, a, "m", &e), e);
+    OK_CALL(db_exec(s->db, "UPDATE name SET added = 1000; UPDATE model SET added = 1000", &e), e);
+    OK_CALL(store_copy(s, "m", "copy", &e), e);
+    OK_CALL(store_find(s, &copy, "copy", &e), e);
+    OK(copy.added > 1600000000);
+    OK_CALL(import_as(s, &m, a, "m", &e), e); /* the same under the same name: nothing new */
+    OK_MSG(m.added == 1000, "%lld", (long long)m.added);
+    OK_CALL(db_exec(s->db, "ALTER TABLE name DROP COLUMN added; PRAGMA user_version = 1", &e), e);
+    store_close(s);
+    s = open_store(home); /* the first layout had the model's time alone */
+    OK_CALL(store_find(s, &copy, "copy", &e), e);
+    OK(copy.added == 1000);
+    store_close(s);
+}
 
 static void test_names_follow_the_rules(void)
 {
@@ -944,6 +989,9 @@ int main(int argc, char **argv)
         {"damaged_database_never_gives_wrong_bytes", test_damaged_database_never_gives_wrong_bytes},
         {"foreign_and_newer_catalogues_are_refused", test_foreign_and_newer_catalogues_are_refused},
         {"read_only_store_can_be_read", test_read_only_store_can_be_read},
+        {"link_whose_file_was_only_touched_is_the_same",
+         test_link_whose_file_was_only_touched_is_the_same},
+        {"a_name_has_the_time_it_was_given", test_a_name_has_the_time_it_was_given},
         {"settings_and_chats_are_kept", test_settings_and_chats_are_kept},
     };
     return unit_main(argc, argv, tests, ARRAY_LEN(tests));

@@ -149,11 +149,16 @@ static void remove_tree(const char *path)
 
 typedef ssize_t (*pwrite_fn)(int, const void *, size_t, off_t);
 static pwrite_fn real_pwrite;
-static long writes_left; /* the write that takes it to 0 fails, and all after it */
-static bool kill_there;  /* ... by SIGKILL in the middle of the write */
+static long writes_left;           /* the write that takes it to 0 fails, and all after it */
+static bool kill_there;            /* ... by SIGKILL in the middle of the write */
+static const char *no_room_beside; /* while this file is there, every write fails */
 
 static ssize_t failing_pwrite(int fd, const void *p, size_t n, off_t at)
 {
+    if (no_room_beside && access(no_room_beside, F_OK) == 0) {
+        errno = ENOSPC;
+        return -1;
+    }
     if (writes_left && --writes_left == 0) {
         if (kill_there) {
             if (pwrite(fd, p, n / 2, at) >= 0)
@@ -339,6 +344,62 @@ static void test_full_disk_at_any_write_is_one_clear_line(void)
     OK_MSG(n > 30 && n < 2000, "%d writes", n);
 }
 
+/* A disk that another program filled: what is in the store is read, exported and removed. */
+static void test_store_on_a_full_disk_is_read_and_emptied(void)
+{
+    const char *home = hooked_home(), *dir = fast_dir(), *a = in_dir(dir, "a.gguf");
+    char digest[65], rel[100];
+    struct store *s = NULL;
+    struct store_model m, *all = NULL;
+    struct err e = {0};
+    size_t n = 0;
+    write_model(a, tiny);
+    digest_of(digest, home, a);
+    snprintf(rel, sizeof rel, "models/%s.db", digest);
+    no_room_beside = in_dir(home, rel);
+    if (!OK_CALL(store_open(&s, home, &e), e))
+        goto out;
+    OK_CALL(store_list(s, &all, &n, &e), e);
+    OK(n == 1);
+    reads_like(s, "m", a);
+    OK_CALL(store_export(s, "m", in_dir(dir, "o.gguf"), false, NULL, NULL, &e), e);
+    OK(same_files(a, in_dir(dir, "o.gguf")));
+    OK(store_copy(s, "m", "copy", &e) && e.code == ERR_FULL && strstr(e.msg, "free some space"));
+    e = (struct err){0};
+    OK(store_remove(s, "x", &e) && e.code == ERR_NOT_FOUND);
+    e = (struct err){0};
+    OK_CALL(store_remove(s, "m", &e), e);
+    OK(store_find(s, &m, "m", &e) && e.code == ERR_NOT_FOUND);
+    OK(count_files(home, "[0-9a-f]*.db") == 0);
+    e = (struct err){0};
+    no_room_beside = NULL;
+    OK_CALL(import_file(s, &m, a, &e), e); /* the same store goes on... */
+    OK_CALL(store_copy(s, "m", "copy", &e), e);
+    store_close(s);
+    no_room_beside = in_dir(home, rel);
+    OK_CALL(store_open(&s, home, &e), e);
+    /* ... and a file that has another name stays. */
+    OK(store_remove(s, "m", &e) && e.code == ERR_FULL && reads_like(s, "copy", a));
+out:
+    no_room_beside = NULL;
+    mem_free(all);
+    store_close(s);
+    none_or_whole(home, a);
+}
+
+static void test_new_store_on_a_full_disk_says_so(void)
+{
+    const char *home = hooked_home(), *other = in_dir(fast_dir(), "other");
+    struct store *s = NULL;
+    struct err e = {0};
+    no_room_beside = home; /* always there */
+    OK(store_open(&s, other, &e) && e.code == ERR_FULL && strstr(e.msg, "free some space"));
+    no_room_beside = NULL;
+    e = (struct err){0};
+    OK_CALL(store_open(&s, other, &e), e);
+    store_close(s);
+}
+
 /* ---- no memory, no reading ---- */
 
 /* Everything a load does, as one call that fails or succeeds. */
@@ -460,6 +521,8 @@ int main(int argc, char **argv)
         {"kill_during_removal_leaves_no_file_behind",
          test_kill_during_removal_leaves_no_file_behind},
         {"full_disk_at_any_write_is_one_clear_line", test_full_disk_at_any_write_is_one_clear_line},
+        {"store_on_a_full_disk_is_read_and_emptied", test_store_on_a_full_disk_is_read_and_emptied},
+        {"new_store_on_a_full_disk_says_so", test_new_store_on_a_full_disk_says_so},
         {"no_memory_at_any_allocation_is_an_error", test_no_memory_at_any_allocation_is_an_error},
         {"unreadable_source_is_an_error", test_unreadable_source_is_an_error},
         {"failed_export_leaves_no_file", test_failed_export_leaves_no_file},
