@@ -116,6 +116,23 @@ static int find_home(struct store *s, const char *home, struct err *e)
     return s->home ? 0 : err_set(e, ERR_MEMORY, "out of memory opening the store");
 }
 
+/* The first switch of a new file to the log is refused at once, whatever the busy timeout says, while
+ * another process makes the same switch. */
+static int use_log(sqlite3 *db, struct err *e)
+{
+    enum { TRIES = 500, PAUSE_US = 10000 };
+    struct err why = {0};
+    for (int i = 0; i < TRIES; i++) {
+        why = (struct err){0};
+        if (db_exec(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", &why) == 0)
+            return 0;
+        if (why.code != ERR_BUSY)
+            break;
+        usleep(PAUSE_US);
+    }
+    return err_set(e, why.code, "%s", why.msg);
+}
+
 static int open_writable(struct store *s, const char *path, struct err *e)
 {
     char models[STORE_PATH_BYTES];
@@ -126,7 +143,7 @@ static int open_writable(struct store *s, const char *path, struct err *e)
     if (db_open(&s->db, path, DB_CREATE, e))
         return -1;
     sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_FKEY, 1, NULL);
-    if (db_exec(s->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", e))
+    if (use_log(s->db, e))
         return -1;
     return migrate(s->db, path, e);
 }
