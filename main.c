@@ -10,6 +10,7 @@ static const struct command *const commands[] = {
     &command_copy,
     &command_remove,
     &command_verify,
+    &command_cache,
     &command_devices,
     &command_bench,
     &command_bench_serve,

@@ -70,10 +70,10 @@ struct command {
     int (*run)(const struct command_args *a, struct err *e);
 };
 
-extern const struct command command_run, command_import, command_export, command_list, command_show,
-    command_copy, command_remove, command_verify, command_devices, command_bench,
-    command_bench_serve, command_eval, command_tokenize, command_template, command_version,
-    command_help;
+extern const struct command command_cache, command_run, command_import, command_export,
+    command_list, command_show, command_copy, command_remove, command_verify, command_devices,
+    command_bench, command_bench_serve, command_eval, command_tokenize, command_template,
+    command_version, command_help;
 
 /* The whole program: returns the exit status. `commands` ends with NULL. */
 int cli_main(int argc, char **argv, const struct command *const *commands);

@@ -46,6 +46,9 @@ static int set_facets(struct prefix_cache *pc, const struct loaded *ld,
                                          [PREFIX_FACET_LAYOUT] = layout,
                                          [PREFIX_FACET_TENANT] = tenant}};
     pc->model_tag = model.lo;
+    uint8_t start[sizeof pc->model_tag]; /* by this the commands know whose pages they are */
+    if (strlen(digest) == 64 && hex_decode(start, sizeof start, digest, 2 * sizeof start) > 0)
+        memcpy(&pc->model_tag, start, sizeof start);
     return 0;
 }
 

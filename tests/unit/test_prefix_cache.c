@@ -574,6 +574,42 @@ static void test_no_reuse_neither_takes_nor_leaves(void)
     engine_close(en);
 }
 
+/* One that did not come off is an error; what comes is right, whatever was cached in between. */
+static void test_any_allocation_may_fail(void)
+{
+    struct ask want, a;
+    struct model_file *f = NULL;
+    struct err e = {0};
+    struct engine_config c = {.n_threads = 1, .quiet_load = true};
+    struct prefix_store *store = open_store(unit_tmpdir());
+    struct engine *en = open_engine(model_path, &c);
+    ask_init(&want, 1, 100, 100, 0);
+    bool whole = !en || !ask_run(&want, en);
+    engine_close(en);
+    OK_CALL(model_file_open(&f, NULL, model_path, &e), e);
+    c.prefix_store = store;
+    int n_failed = 0, n_right = 0;
+    for (uint64_t n = 1; f && !whole && n < 5000; n++) {
+        struct err why = {0};
+        ask_init(&a, 1, 100, 100, 0);
+        uint64_t before = mem_alloc_count();
+        mem_fail_at(n);
+        en = NULL;
+        int rc = engine_open_on(&en, f, &c, &backend_cpu, &why);
+        rc = rc ? rc : engine_run(en, &a.r, &a.s, &why);
+        whole = mem_alloc_count() - before < n;
+        OK_MSG(!rc || why.code == ERR_MEMORY, "allocation %d: %s", (int)n, why.msg);
+        engine_close(en);
+        mem_fail_at(0);
+        n_failed += rc != 0;
+        n_right += !rc && !memcmp(a.got, want.got, sizeof a.got);
+        OK(rc || !memcmp(a.got, want.got, sizeof a.got));
+    }
+    OK(whole && n_failed > 10 && n_right > 0);
+    model_file_close(f);
+    prefix_close(store);
+}
+
 int main(int argc, char **argv)
 {
 #define T(f)                                                                                       \
@@ -595,6 +631,7 @@ int main(int argc, char **argv)
         T(cancelled_and_failed_requests_give_back_every_page),
         T(a_failed_device_leaves_nothing_to_reuse_in_ram),
         T(no_reuse_neither_takes_nor_leaves),
+        T(any_allocation_may_fail),
     };
     log_threshold = LOG_ERROR;
     int rc = unit_main(argc, argv, tests, ARRAY_LEN(tests));
