@@ -165,6 +165,17 @@ FN void split_scales(vi *scale, vi pairs)
 #endif
 }
 
+/* What a sub-block's sum starts from: with VNNI signed codes are multiplied with 128 added, which the
+ * sums of the activations (two int16 in `pair`) take off again, exactly. */
+FN vi first_sum(const struct kind k, int32_t pair)
+{
+#ifdef V_VNNI
+    if (kind_signed(k))
+        return vi_int(-128 * ((int16_t)pair + (pair >> 16)));
+#endif
+    return vi_zero();
+}
+
 FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
 {
     const struct act *a = p->m->a;
@@ -181,11 +192,6 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
         sums[t] = a->sums + row * a->n_blocks;
         y[t] = vf_zero();
     }
-#ifdef V_VNNI
-    const int zero = kind_signed(k) ? 128 : k.zero;
-#else
-    const int zero = k.zero;
-#endif
     const int n_units = (int)(p->m->w->n_in / (32 * k.n_sub));
     int b = 0;
     for (int u = 0; u < n_units; u++) {
@@ -204,10 +210,10 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
                 pairs = vi_s8_pairs(w);
                 split_scales(scale, pairs);
             }
-            if (zero && !kind_16(k))
-                wm = vf_mul(ws, vf_set((float)-zero));
+            if (k.zero && !kind_16(k))
+                wm = vf_mul(ws, vf_set((float)-k.zero));
             vi sum[MAX_ROWS];
-            UNROLL for (int t = 0; t < n_t; t++) sum[t] = vi_zero();
+            UNROLL for (int t = 0; t < n_t; t++) sum[t] = first_sum(k, sums[t][b]);
             sub_dots(sum, k, low, high, q, scale, n_t);
             vi min_pairs = k.min_bytes == 2 ? vi_s8_pairs(w + 2 * VL) : vi_zero();
             UNROLL for (int t = 0; t < n_t; t++) {
@@ -220,7 +226,7 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
                 if (k.kind == PACK_K16_MIN) {
                     vi off = vi_madd16(min_pairs, vi_int(sums[t][b]));
                     y[t] = vf_fma(vf_from_i32(off), vf_mul(wm, vf_sub(vf_zero(), dt)), y[t]);
-                } else if (k.n_head > 1 || (zero && !kind_16(k))) {
+                } else if (k.n_head > 1 || (k.zero && !kind_16(k))) {
                     y[t] = vf_fma(wm, vf_set(s[t][b]), y[t]);
                 }
                 q[t] += 32;
