@@ -1,9 +1,12 @@
 /* Reading a model, the same for a plain file (mapped) and for one in the store (chunks, each
  * checked before its bytes are used). For the store there is a small pool of readers, a database
  * connection and one checked chunk each, so that several threads load at once. Owns all of them. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "store/store_internal.h"
@@ -21,19 +24,6 @@ struct reader {
     bool busy;
 };
 
-/* While one thread takes a model in order, the next chunk is read and checked by a thread of its
- * own, so that a load from the store costs little more time than one from a file. All but `r` is
- * under the model_file's lock; `r` is the thread's own, but for its chunk once `held` names it. */
-struct ahead {
-    struct reader r;
-    pthread_t thread;
-    pthread_cond_t wake, done;
-    int64_t want;    /* chunk to read next; 0: none */
-    int64_t loading; /* chunk being read; 0: none */
-    int64_t held;    /* chunk that r.chunk holds, checked; 0: none */
-    bool started, quit;
-};
-
 struct model_file {
     char *name;      /* as the user knows it */
     char *db_path;   /* NULL for a plain file */
@@ -41,11 +31,11 @@ struct model_file {
     struct gguf *g;
     struct layout l;      /* of a stored model; g points into its headers */
     struct hash128 *sums; /* [l.n_chunks] */
+    int fd;               /* the database's file, to see when it shrinks; -1: none */
+    int64_t file_bytes;   /* its size when it was opened */
     pthread_mutex_t lock; /* of what follows, and of digest */
     pthread_cond_t freed;
     struct reader readers[N_READERS];
-    int32_t n_busy;
-    struct ahead ahead;
 };
 
 /* ---- opening ---- */
@@ -57,9 +47,14 @@ static int open_stored(struct model_file *f, const struct store *s, const struct
     sqlite3 *db = NULL;
     if (model_path(path, s, m->digest, e))
         return -1;
-    if (access(path, F_OK))
+    struct stat st;
+    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (f->fd < 0 && errno == ENOENT)
         return err_set(e, ERR_NOT_FOUND,
                        "its file '%s' is gone; remove the model and import it again", path);
+    if (f->fd < 0 || fstat(f->fd, &st))
+        return err_errno(e, "cannot open '%s'", path);
+    f->file_bytes = st.st_size;
     if (!(f->db_path = mem_strdup(path)))
         return err_set(e, ERR_MEMORY, "out of memory");
     int rc = db_open(&db, path, DB_IMMUTABLE, e);
@@ -165,10 +160,9 @@ int model_file_open(struct model_file **out, struct store *s, const char *ref, s
     *out = NULL;
     if (!f)
         return err_set(e, ERR_MEMORY, "out of memory opening '%s'", ref);
+    f->fd = -1;
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->freed, NULL);
-    pthread_cond_init(&f->ahead.wake, NULL);
-    pthread_cond_init(&f->ahead.done, NULL);
     if (open_ref(f, s, ref, e)) {
         model_file_close(f);
         return -1;
@@ -177,39 +171,22 @@ int model_file_open(struct model_file **out, struct store *s, const char *ref, s
     return 0;
 }
 
-static void reader_fini(struct reader *r)
-{
-    sqlite3_blob_close(r->blob);
-    db_close(r->db);
-    mem_free(r->chunk);
-}
-
-static void ahead_stop(struct model_file *f)
-{
-    if (!f->ahead.started)
-        return;
-    pthread_mutex_lock(&f->lock);
-    f->ahead.quit = true;
-    pthread_cond_signal(&f->ahead.wake);
-    pthread_mutex_unlock(&f->lock);
-    pthread_join(f->ahead.thread, NULL);
-}
-
 void model_file_close(struct model_file *f)
 {
     if (!f)
         return;
-    ahead_stop(f);
-    for (int i = 0; i < N_READERS; i++)
-        reader_fini(&f->readers[i]);
-    reader_fini(&f->ahead.r);
+    for (int i = 0; i < N_READERS; i++) {
+        sqlite3_blob_close(f->readers[i].blob);
+        db_close(f->readers[i].db);
+        mem_free(f->readers[i].chunk);
+    }
+    if (f->fd >= 0)
+        close(f->fd);
     gguf_free(f->g);
     layout_fini(&f->l);
     mem_free(f->sums);
     mem_free(f->name);
     mem_free(f->db_path);
-    pthread_cond_destroy(&f->ahead.wake);
-    pthread_cond_destroy(&f->ahead.done);
     pthread_cond_destroy(&f->freed);
     pthread_mutex_destroy(&f->lock);
     mem_free(f);
@@ -272,9 +249,9 @@ static int reader_start(struct reader *r, const struct model_file *f, struct err
     if (!r->chunk) {
         if (!(r->chunk = mem_alloc(STORE_CHUNK_BYTES)))
             return err_set(e, ERR_MEMORY, "out of memory for a chunk of '%s'", f->name);
-        /* A few pages: each is used once, and so few stay in the processor's cache. Not mapped: a
-         * file that shrinks, or a disk that fails, is then an error and not a signal. */
-        return db_exec(r->db, "PRAGMA cache_size = 8; PRAGMA mmap_size = 0", e);
+        /* Mapped, so that a page is copied once and not twice. Where the map does not reach, a few
+         * pages of cache: each is used once, and so few stay in the processor's cache. */
+        return db_exec(r->db, "PRAGMA cache_size = 8; PRAGMA mmap_size = 2000000000", e);
     }
     return 0;
 }
@@ -294,7 +271,6 @@ static struct reader *reader_take(struct model_file *f, int64_t chunk)
             pthread_cond_wait(&f->freed, &f->lock);
     }
     best->busy = true;
-    f->n_busy++;
     pthread_mutex_unlock(&f->lock);
     return best;
 }
@@ -303,7 +279,6 @@ static void reader_give(struct model_file *f, struct reader *r)
 {
     pthread_mutex_lock(&f->lock);
     r->busy = false;
-    f->n_busy--;
     pthread_cond_signal(&f->freed);
     pthread_mutex_unlock(&f->lock);
 }
@@ -312,6 +287,10 @@ static void reader_give(struct model_file *f, struct reader *r)
 static int read_chunk(void *dst, const struct model_file *f, struct reader *r, int64_t chunk,
                       size_t n, struct err *e)
 {
+    struct stat st; /* looked at each time: beyond a mapped file's new end is a signal, no error */
+    if (fstat(f->fd, &st) || st.st_size < f->file_bytes)
+        return err_set(e, ERR_CORRUPT,
+                       "its file has become shorter; remove the model and import it again");
     if (chunk_read(dst, &r->blob, r->db, chunk, n, e))
         return -1;
     struct hash128 h = hash_xxh3(dst, n, 0), want = f->sums[chunk - 1];
@@ -321,68 +300,6 @@ static int read_chunk(void *dst, const struct model_file *f, struct reader *r, i
                          "the weights fail their checksum; remove the model and import it again");
 }
 
-/* ---- reading ahead ---- */
-
-static void *ahead_main(void *arg)
-{
-    struct model_file *f = arg;
-    struct ahead *a = &f->ahead;
-    pthread_mutex_lock(&f->lock);
-    while (!a->quit) {
-        if (!a->want) {
-            pthread_cond_wait(&a->wake, &f->lock);
-            continue;
-        }
-        int64_t chunk = a->loading = a->want;
-        a->want = a->held = 0;
-        pthread_mutex_unlock(&f->lock);
-        /* An error is not told here: the reader that comes for the chunk meets it itself. */
-        bool ok = !reader_start(&a->r, f, NULL) &&
-                  !read_chunk(a->r.chunk, f, &a->r, chunk, layout_chunk_bytes(&f->l, chunk), NULL);
-        pthread_mutex_lock(&f->lock);
-        a->loading = 0;
-        a->held = ok ? chunk : 0;
-        pthread_cond_broadcast(&a->done);
-    }
-    pthread_mutex_unlock(&f->lock);
-    return NULL;
-}
-
-/* If the chunk was read ahead (or is just being read), its bytes change places with r's. */
-static bool ahead_take(struct model_file *f, struct reader *r, int64_t chunk)
-{
-    struct ahead *a = &f->ahead;
-    pthread_mutex_lock(&f->lock);
-    while (a->loading == chunk)
-        pthread_cond_wait(&a->done, &f->lock);
-    bool hit = a->held == chunk;
-    if (hit) {
-        uint8_t *p = r->chunk;
-        r->chunk = a->r.chunk;
-        a->r.chunk = p;
-        a->held = 0;
-    }
-    pthread_mutex_unlock(&f->lock);
-    return hit;
-}
-
-/* Ask for the chunk, if only one thread is reading (several keep the processors busy themselves).
- */
-static void ahead_ask(struct model_file *f, int64_t chunk)
-{
-    struct ahead *a = &f->ahead;
-    pthread_mutex_lock(&f->lock);
-    if (f->n_busy == 1 && chunk <= f->l.n_chunks && !a->quit) {
-        if (!a->started)
-            a->started = pthread_create(&a->thread, NULL, ahead_main, f) == 0;
-        if (a->started) {
-            a->want = chunk;
-            pthread_cond_signal(&a->wake);
-        }
-    }
-    pthread_mutex_unlock(&f->lock);
-}
-
 /* n bytes from `from` on of one chunk of `whole` bytes. A whole one goes straight to where it is
  * wanted; of others the rest is kept, for the next read probably continues there. */
 struct span {
@@ -390,17 +307,16 @@ struct span {
     size_t from, n, whole;
 };
 
-static int read_span(uint8_t *dst, struct model_file *f, struct reader *r, struct span p,
+static int read_span(uint8_t *dst, const struct model_file *f, struct reader *r, struct span p,
                      struct err *e)
 {
     if (p.n == p.whole && r->held != p.chunk)
         return read_chunk(dst, f, r, p.chunk, p.whole, e);
     if (r->held != p.chunk) {
         r->held = 0;
-        if (!ahead_take(f, r, p.chunk) && read_chunk(r->chunk, f, r, p.chunk, p.whole, e))
+        if (read_chunk(r->chunk, f, r, p.chunk, p.whole, e))
             return -1;
         r->held = p.chunk;
-        ahead_ask(f, p.chunk + 1);
     }
     memcpy(dst, r->chunk + p.from, p.n);
     return 0;
