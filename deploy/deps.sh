@@ -4,7 +4,7 @@
 set -eu
 build="gcc make libc6-dev libsqlite3-dev libmbedtls-dev libjansson-dev libpcre2-dev libutf8proc-dev
 libzstd-dev zlib1g-dev libxxhash-dev ca-certificates python3 python3-pip"
-check="clang libclang-rt-dev libsimde-dev tmux file procps binutils git strace sqlite3 python3-jinja2"
+check="clang libclang-rt-dev libsimde-dev clang-format tmux file procps binutils git"
 want=$build
 [ "${1:-}" = check ] && want="$build $check"
 

@@ -4,23 +4,11 @@
 cd "$(dirname "$0")/../.." || exit 2
 ingot=${INGOT:-build/ingot}
 case $ingot in /*) ;; *) ingot=$PWD/$ingot ;; esac
-passed=0 failed=0 skipped=0
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export INGOT_HOME=$tmp/home
 
-check() { # name, condition's exit status, what was seen
-    if [ "$2" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $1: ${3:-}"
-    fi
-}
-skip() {
-    skipped=$((skipped + 1))
-    echo "skipped $1"
-}
+. tests/e2e/check.inc
 median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
 
 seen=$(file -b "$ingot")

@@ -2,19 +2,11 @@
 # `ingot cache`: what is in it, by model; a warmed cache goes to another store and is hit there.
 cd "$(dirname "$0")/../.." || exit 2
 ingot=${INGOT:-build/ingot}
-passed=0 failed=0
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export INGOT_HOME=$tmp/home
 
-check() { # name, condition's exit status, what was seen
-    if [ "$2" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED $1: ${3:-}"
-    fi
-}
+. tests/e2e/check.inc
 
 "$ingot" cache bogus >"$tmp/out" 2>&1
 check "an unknown action is wrong usage" $(($? != 2)) "$(cat "$tmp/out")"

@@ -1,6 +1,7 @@
 /* The engine on a backend that computes nothing (scheduling, text, limits, reuse, cancelling,
  * memory) and on the CPU backend behind a spy that holds it to the bit-for-bit rule. */
 #include "tests/unit/fake_engine.h"
+#include "tests/unit/spy.h"
 
 #include <sys/resource.h>
 
@@ -577,69 +578,6 @@ static void test_shared_prefix_is_not_computed_twice_and_not_overwritten(void)
 
 /* ---- the bit-for-bit rule, on the CPU backend ---- */
 
-/* The spy keeps what token is at each place of the KV, so that a row's whole history is known; the
- * logits after a history must always be the same bits, whatever the engine's settings. */
-enum { SPY_SLOTS = 1 << 16 };
-static struct {
-    uint64_t key[SPY_SLOTS], bits[SPY_SLOTS];
-    int32_t n_known, n_again, n_differ;
-    int32_t *ids; /* [n_pages][KV_PAGE_TOKENS] */
-    int32_t n_vocab;
-} spy;
-
-static void spy_logits(uint64_t history, const float *logits)
-{
-    uint64_t bits = hash_xxh3(logits, (size_t)spy.n_vocab * sizeof *logits, 1).lo | 1;
-    size_t at = history % SPY_SLOTS;
-    while (spy.key[at] && spy.key[at] != history)
-        at = (at + 1) % SPY_SLOTS;
-    CHECK(spy.n_known < SPY_SLOTS / 2);
-    spy.n_known += !spy.key[at];
-    spy.n_again += spy.key[at] != 0;
-    spy.n_differ += spy.key[at] && spy.bits[at] != bits;
-    spy.key[at] = history;
-    spy.bits[at] = bits;
-}
-
-static int spy_prepare(struct device *d, struct exec **out, const struct plan *p, struct err *e)
-{
-    mem_free(spy.ids);
-    spy.ids = mem_array((size_t)p->n_pages * KV_PAGE_TOKENS, sizeof *spy.ids);
-    spy.n_vocab = p->n_vocab;
-    return backend_cpu.prepare(d, out, p, e);
-}
-
-static int32_t *spy_cell(const struct batch_seq *q, int32_t pos)
-{
-    return &spy.ids[q->pages[pos / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + pos % KV_PAGE_TOKENS];
-}
-
-static int spy_run(struct exec *x, const struct batch *b, struct err *e)
-{
-    int rc = backend_cpu.run(x, b, e);
-    int32_t w = 0;
-    for (int32_t s = 0; !rc && s < b->n_seqs; s++) {
-        const struct batch_seq *q = &b->seqs[s];
-        for (int32_t i = 0; i < q->n_rows; i++)
-            *spy_cell(q, q->pos + i) = b->ids[q->first_row + i];
-        for (; w < b->n_want && b->want[w] < q->first_row + q->n_rows; w++) {
-            int32_t history[N_CTX], n = q->pos + b->want[w] - q->first_row + 1;
-            for (int32_t p = 0; p < n; p++)
-                history[p] = *spy_cell(q, p);
-            spy_logits(hash_xxh3(history, (size_t)n * sizeof *history, 7).lo | 1,
-                       b->logits + (size_t)w * (size_t)spy.n_vocab);
-        }
-    }
-    return rc;
-}
-
-static void spy_kv_copy(struct exec *x, int32_t to, int32_t from)
-{
-    memcpy(&spy.ids[to * KV_PAGE_TOKENS], &spy.ids[from * KV_PAGE_TOKENS],
-           KV_PAGE_TOKENS * sizeof *spy.ids);
-    backend_cpu.kv_copy(x, to, from);
-}
-
 static bool isa_runs_here(const char *isa)
 {
     struct device_info info = {0};
@@ -656,12 +594,9 @@ static void run_crowd(const char *model, const struct engine_config *cfg)
 {
     enum { N = 17 };
     static struct client c[N];
-    struct backend be = backend_cpu;
+    struct backend be = spy_backend();
     struct engine *en;
     struct err e = {0};
-    be.prepare = spy_prepare;
-    be.run = spy_run;
-    be.kv_copy = spy_kv_copy;
     if (!open_model(&en, model, &be, cfg, &e)) {
         OK_MSG(false, "%s", e.msg);
         return;

@@ -10,35 +10,6 @@
 
 #include "tests/unit/prefix_pages.h"
 
-/* In memory where there is such a place: thousands of syncs take minutes on a disk, and a kill
- * leaves the same files either way. */
-static char fast_root[64];
-
-static void remove_fast(void)
-{
-    char cmd[128];
-    snprintf(cmd, sizeof cmd, "rm -rf '%s'", fast_root);
-    if (system(cmd))
-        fprintf(stderr, "cannot remove %s\n", fast_root);
-}
-
-static const char *fast_dir(void)
-{
-    static int n;
-    static char dirs[4][128];
-    char *dir = dirs[n & 3];
-    if (access("/dev/shm", W_OK))
-        return unit_tmpdir();
-    if (!*fast_root) {
-        strcpy(fast_root, "/dev/shm/ingot-prefix-XXXXXX");
-        CHECK(mkdtemp(fast_root));
-        atexit(remove_fast);
-    }
-    snprintf(dir, sizeof dirs[0], "%s/%d", fast_root, n++);
-    CHECK(mkdir(dir, 0755) == 0);
-    return dir;
-}
-
 static int asked(const char *name, int or_else)
 {
     const char *v = getenv(name);
@@ -118,7 +89,7 @@ static void test_kill_at_random_moments_loses_nothing_that_was_flushed(void)
 {
     int kills = asked("INGOT_KILLS", 20), ended = 0, hits = 0;
     uint64_t seed = now_ns();
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     for (int k = 0; k < kills; k++) {
         int fd[2], status;
         uint64_t us = unit_rand(&seed) % 60000, flushed = 0, v;
@@ -172,7 +143,7 @@ static ssize_t failing_pwrite(int fd, const void *p, size_t n, off_t at)
 static void hook_writes(void)
 {
     static const char *const names[] = {"pwrite64", "pwrite"};
-    prefix_close(open_prefix(fast_dir(), 0, 0)); /* the library is configured first */
+    prefix_close(open_prefix(unit_memdir(), 0, 0)); /* the library is configured first */
     sqlite3_vfs *v = sqlite3_vfs_find(NULL);
     for (size_t i = 0; i < ARRAY_LEN(names) && !real_pwrite; i++) {
         real_pwrite = (pwrite_fn)v->xGetSystemCall(v, names[i]);
@@ -185,7 +156,7 @@ static void hook_writes(void)
 static void test_kill_in_every_write_leaves_a_file_that_opens(void)
 {
     int n = 0, hits = 0;
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     hook_writes();
     for (bool killed = true; killed && n < 1000; n++) {
         int status;
@@ -217,7 +188,7 @@ static void test_kill_in_every_write_leaves_a_file_that_opens(void)
 
 static void test_full_disk_at_any_write_rests_and_goes_on(void)
 {
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     int n = 0, faults = 0, unopened = 0;
     hook_writes();
     for (bool met = true; met && n < 1000; n += 1 + n / 40) {
@@ -258,7 +229,7 @@ static void test_full_disk_at_any_write_rests_and_goes_on(void)
 
 static void test_while_the_disk_is_full_puts_are_refused_and_gets_work(void)
 {
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     hook_writes();
     struct prefix_store *p = open_prefix(home, 1 << 26, 1 << 20);
     struct err e = {0};
@@ -290,7 +261,7 @@ static void test_a_flipped_bit_anywhere_gives_no_wrong_page(void)
 {
     int flips = asked("INGOT_FLIPS", 200), lost = 0, anew = 0, unharmed = 0;
     uint64_t seed = 5;
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     struct buf b = {0};
     struct err e = {0};
     fill_home(home);
@@ -322,7 +293,7 @@ static void test_a_flipped_bit_anywhere_gives_no_wrong_page(void)
 static void test_damage_while_open_is_healed(void)
 {
     for (int k = 0; k < 30; k++) {
-        const char *home = fast_dir(), *path = path_in(home, "prefix.db");
+        const char *home = unit_memdir(), *path = path_in(home, "prefix.db");
         fill_home(home);
         struct prefix_store *p = open_prefix(home, 1 << 26, 1 << 22);
         struct stat st;
@@ -359,7 +330,7 @@ static void test_damage_while_open_is_healed(void)
 
 static void test_no_memory_at_any_allocation_is_a_miss(void)
 {
-    const char *home = fast_dir();
+    const char *home = unit_memdir();
     int unopened = 0, missed = 0;
     uint64_t total = 1000;
     for (uint64_t n = 0; n <= total; n += 1 + n / 64) {

@@ -22,36 +22,6 @@ static int import_file(struct store *s, struct store_model *m, const char *path,
     return store_import(s, m, &in, e);
 }
 
-/* A fresh folder, in memory where there is such a place: thousands of syncs take minutes on a disk,
- * and a kill leaves the same files either way. */
-static char fast_root[64];
-
-static void remove_fast(void)
-{
-    char cmd[128];
-    snprintf(cmd, sizeof cmd, "rm -rf '%s'", fast_root);
-    if (system(cmd))
-        fprintf(stderr, "cannot remove %s\n", fast_root);
-}
-
-static const char *fast_dir(void)
-{
-    static int n;
-    char name[16], cmd[160];
-    if (access("/dev/shm", W_OK))
-        return unit_tmpdir();
-    if (!*fast_root) {
-        strcpy(fast_root, "/dev/shm/ingot-faults-XXXXXX");
-        CHECK(mkdtemp(fast_root));
-        atexit(remove_fast);
-    }
-    snprintf(name, sizeof name, "%d", n++);
-    const char *dir = in_dir(fast_root, name);
-    snprintf(cmd, sizeof cmd, "mkdir '%s'", dir);
-    CHECK(system(cmd) == 0);
-    return dir;
-}
-
 /* ---- after a fault ---- */
 
 static bool sound_db(const char *path)
@@ -188,7 +158,7 @@ static void hook_writes(void)
 /* A store that has seen the library configured, so that the hook does not come first. */
 static const char *hooked_home(void)
 {
-    const char *home = in_dir(fast_dir(), "home");
+    const char *home = in_dir(unit_memdir(), "home");
     struct store *s = NULL;
     struct err e = {0};
     OK_CALL(store_open(&s, home, &e), e);
@@ -210,7 +180,7 @@ static int run_child(const char *home, const char *path)
 
 static void test_kill_at_random_moments_leaves_none_or_whole(void)
 {
-    const char *dir = fast_dir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    const char *dir = unit_memdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
     const char *asked = getenv("INGOT_KILLS");
     int kills = asked ? atoi(asked) : 20, whole = 0, resumed = 0;
     char digest[65];
@@ -252,7 +222,7 @@ static void test_kill_at_random_moments_leaves_none_or_whole(void)
  * moments between rename and commit. */
 static void test_kill_in_every_write_leaves_none_or_whole(void)
 {
-    const char *home = hooked_home(), *a = in_dir(fast_dir(), "a.gguf");
+    const char *home = hooked_home(), *a = in_dir(unit_memdir(), "a.gguf");
     char digest[65];
     int n = 0, orphans = 0, n_found = 0;
     write_model(a, tiny);
@@ -285,7 +255,7 @@ static void test_kill_in_every_write_leaves_none_or_whole(void)
 /* The same for removal: the name is gone or the model is whole, and no file stays for ever. */
 static void test_kill_during_removal_leaves_no_file_behind(void)
 {
-    const char *home = hooked_home(), *a = in_dir(fast_dir(), "a.gguf");
+    const char *home = hooked_home(), *a = in_dir(unit_memdir(), "a.gguf");
     char digest[65];
     struct store *s = NULL;
     struct err e = {0};
@@ -317,7 +287,7 @@ static void test_kill_during_removal_leaves_no_file_behind(void)
 
 static void test_full_disk_at_any_write_is_one_clear_line(void)
 {
-    const char *home = hooked_home(), *a = in_dir(fast_dir(), "a.gguf");
+    const char *home = hooked_home(), *a = in_dir(unit_memdir(), "a.gguf");
     char digest[65];
     int n = 0, rc = -1;
     write_model(a, tiny);
@@ -347,7 +317,7 @@ static void test_full_disk_at_any_write_is_one_clear_line(void)
 /* A disk that another program filled: what is in the store is read, exported and removed. */
 static void test_store_on_a_full_disk_is_read_and_emptied(void)
 {
-    const char *home = hooked_home(), *dir = fast_dir(), *a = in_dir(dir, "a.gguf");
+    const char *home = hooked_home(), *dir = unit_memdir(), *a = in_dir(dir, "a.gguf");
     char digest[65], rel[100];
     struct store *s = NULL;
     struct store_model m, *all = NULL;
@@ -389,7 +359,7 @@ out:
 
 static void test_new_store_on_a_full_disk_says_so(void)
 {
-    const char *home = hooked_home(), *other = in_dir(fast_dir(), "other");
+    const char *home = hooked_home(), *other = in_dir(unit_memdir(), "other");
     struct store *s = NULL;
     struct err e = {0};
     no_room_beside = home; /* always there */
@@ -433,7 +403,7 @@ static int whole_round(const char *home, const char *path, struct err *e)
 
 static void test_no_memory_at_any_allocation_is_an_error(void)
 {
-    const char *dir = fast_dir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    const char *dir = unit_memdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
     struct err e = {0};
     char digest[65];
     int failed = 0;
@@ -464,7 +434,7 @@ static void test_no_memory_at_any_allocation_is_an_error(void)
 
 static void test_unreadable_source_is_an_error(void)
 {
-    const char *dir = fast_dir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    const char *dir = unit_memdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
     char digest[65];
     int rc = -1;
     uint64_t n = 1;
@@ -490,7 +460,7 @@ static void test_unreadable_source_is_an_error(void)
 
 static void test_failed_export_leaves_no_file(void)
 {
-    const char *dir = fast_dir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
+    const char *dir = unit_memdir(), *home = in_dir(dir, "home"), *a = in_dir(dir, "a.gguf");
     char digest[65];
     struct store *s = NULL;
     struct err e = {0};

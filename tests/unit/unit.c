@@ -5,10 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-static int n_bad;      /* failures in the running test */
-static bool skipped;   /* the running test said so */
+static int n_bad;    /* failures in the running test */
+static bool skipped; /* the running test said so */
 static char tmpdir[64];
 
 bool unit_check(bool cond, const char *file, int line, const char *fmt, ...)
@@ -66,28 +67,47 @@ const char *unit_shared(const char *rel)
     return NULL;
 }
 
-static void remove_tmpdir(void)
+static char memdir[64];
+
+static void remove_dir(const char *dir)
 {
     char cmd[128];
-    snprintf(cmd, sizeof cmd, "rm -rf '%s'", tmpdir);
-    if (tmpdir[0] && system(cmd))
-        fprintf(stderr, "cannot remove %s\n", tmpdir);
+    snprintf(cmd, sizeof cmd, "rm -rf '%s'", dir);
+    if (dir[0] && system(cmd))
+        fprintf(stderr, "cannot remove %s\n", dir);
+}
+
+static void remove_dirs(void)
+{
+    remove_dir(tmpdir);
+    remove_dir(memdir);
+}
+
+static const char *fresh_dir(char root[64], const char *pattern)
+{
+    static char sub[8][128];
+    static int n;
+    char *dir = sub[n & 7];
+    if (!root[0]) {
+        strcpy(root, pattern);
+        CHECK(mkdtemp(root));
+        if (!tmpdir[0] || !memdir[0])
+            atexit(remove_dirs);
+    }
+    snprintf(dir, sizeof sub[0], "%s/%d", root, n++);
+    CHECK(mkdir(dir, 0755) == 0);
+    return dir;
 }
 
 const char *unit_tmpdir(void)
 {
-    static char sub[128];
-    static int n;
-    if (!tmpdir[0]) {
-        strcpy(tmpdir, "/tmp/ingot-unit-XXXXXX");
-        CHECK(mkdtemp(tmpdir));
-        atexit(remove_tmpdir);
-    }
-    snprintf(sub, sizeof sub, "%s/%d", tmpdir, n++);
-    char cmd[160];
-    snprintf(cmd, sizeof cmd, "mkdir '%s'", sub);
-    CHECK(system(cmd) == 0);
-    return sub;
+    return fresh_dir(tmpdir, "/tmp/ingot-unit-XXXXXX");
+}
+
+const char *unit_memdir(void)
+{
+    return access("/dev/shm", W_OK) ? unit_tmpdir()
+                                    : fresh_dir(memdir, "/dev/shm/ingot-unit-XXXXXX");
 }
 
 static bool wanted(const char *name, int argc, char **argv)
@@ -111,7 +131,10 @@ int unit_main(int argc, char **argv, const struct unit_test *tests, size_t n)
         tests[i].fn();
         double s = (double)(now_ns() - t0) * 1e-9;
         if (n_bad || skipped || s > 1)
-            printf("%s %s (%.1f s)\n", n_bad ? "FAILED" : skipped ? "skipped" : "passed",
+            printf("%s %s (%.1f s)\n",
+                   n_bad     ? "FAILED"
+                   : skipped ? "skipped"
+                             : "passed",
                    tests[i].name, s);
         failed += n_bad > 0;
         n_skipped += !n_bad && skipped;

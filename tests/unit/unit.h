@@ -27,7 +27,10 @@ float unit_randn(uint64_t *state); /* normal, mean 0, deviation 1 */
 /* "<shared>/<rel>" where shared is $INGOT_SHARED or ../shared; NULL (and the test is marked
  * skipped) when it is not there. The result is a static buffer, four deep. */
 const char *unit_shared(const char *rel);
-/* A fresh empty temporary directory, removed at exit; static buffer. */
+/* A fresh empty temporary directory, removed at exit; static buffer, eight deep. */
 const char *unit_tmpdir(void);
+/* The same in memory where there is such a place: thousands of syncs take minutes on a disk, and a
+ * kill leaves the same files either way. */
+const char *unit_memdir(void);
 
 #endif
