@@ -2,8 +2,8 @@
  * back. It alone touches KV bookkeeping, samplers and the backend. The lock guards the queue, the
  * counters and the cancel flags, and is never held while a step runs or an event is given out.
  *
- * A step holds what schedule.c decides. Nothing is allocated from admission to the end of a request.
- * Complete KV pages go to the persistent tier in the gaps. */
+ * A step holds what schedule.c decides. Nothing is allocated from admission to the end of a
+ * request. Complete KV pages go to the persistent tier in the gaps. */
 #include "engine/prefix_cache.h"
 
 #include <inttypes.h>
@@ -11,9 +11,9 @@
 #include <string.h>
 
 enum {
-    IDLE_WRITE_NS = 2000000,   /* writing behind at a time while nobody waits */
-    IDLE_AGAIN_NS = 20000000,  /* until the persistent tier is asked again to take more */
-    WRITE_SHARE = 10,          /* writing behind takes one part in so many of a step */
+    IDLE_WRITE_NS = 2000000,  /* writing behind at a time while nobody waits */
+    IDLE_AGAIN_NS = 20000000, /* until the persistent tier is asked again to take more */
+    WRITE_SHARE = 10,         /* writing behind takes one part in so many of a step */
 };
 
 /* ---- the end of a request ---- */
@@ -24,8 +24,13 @@ static void publish(struct engine *en)
     struct engine_counters *c = &en->counters;
     c->n_free_pages = (uint32_t)en->pool.n_free;
     c->n_pages = (uint32_t)en->pool.n_pages;
+    c->n_held_pages = (uint32_t)en->pool.n_held;
     c->n_active = en->n_active;
     c->n_waiting = en->n_queue;
+    c->n_swapped = (uint32_t)en->prefix->n_swapped;
+    c->n_swapped_out = en->n_swapped_out;
+    c->n_swapped_in = en->n_swapped_in;
+    memcpy(c->n_back_tokens, en->prefix->back_tokens, sizeof c->n_back_tokens);
     c->prefix = en->prefix->counters;
     c->prefix.n_pages = (uint32_t)en->prefix->tree.n_pages;
     c->n_reused_rows = 0;
@@ -115,6 +120,15 @@ static void collect(struct engine *en)
     publish(en);
 }
 
+/* For eval: every position once, also when some had to be computed again. */
+static void give_logits(struct seq *s, const float *logits, size_t n_vocab)
+{
+    const struct request *r = s->req;
+    for (int32_t i = 0; i < s->n_want; i++)
+        if (s->kv->n_kv + i == s->n_logits)
+            r->on_logits(r->user, (uint32_t)s->n_logits++, logits + (size_t)i * n_vocab);
+}
+
 /* The step's rows of one sequence are in the KV now; give out logits, choose the next token. */
 static void take_rows(struct engine *en, struct seq *s)
 {
@@ -122,13 +136,15 @@ static void take_rows(struct engine *en, struct seq *s)
     size_t n_vocab = en->ld.model.hp.n_vocab;
     const float *logits = en->logits + (size_t)s->first_want * n_vocab;
     if (r->on_logits && s->state == SEQ_PROMPT)
-        for (int32_t i = 0; i < s->n_want; i++)
-            r->on_logits(r->user, (uint32_t)(s->kv->n_kv + i), logits + (size_t)i * n_vocab);
+        give_logits(s, logits, n_vocab);
     s->kv->n_kv += s->n_rows;
     prefix_cache_filled(en->prefix, s->kv);
+    if (s->state == SEQ_DECODE && !s->n_want)
+        return; /* it had been lost */
     if (s->state == SEQ_PROMPT) {
         if (s->kv->n_kv < (int32_t)r->n_ids)
             return;
+        prefix_cache_prompt_done(en->prefix, s->kv);
         s->state = SEQ_DECODE;
         s->first_ns = now_ns();
         s->stats.prompt_ns = s->first_ns - s->start_ns;
@@ -262,40 +278,61 @@ static int check_request(const struct engine *en, const struct request *r, struc
     return sample_check(&r->sample, e);
 }
 
-static int submit(struct engine *en, struct request *r, struct waiter *w, struct err *e)
+/* Under the lock, or nothing. */
+static int put_in_queue(struct engine *en, struct request *const *r, struct seq *const *s, size_t n,
+                        struct err *e)
 {
-    struct seq *s = NULL;
-    if (check_request(en, r, e) || seq_new(&s, r, e))
-        return -1;
-    s->waiter = w;
-    s->submit_ns = now_ns();
-    int rc = 0;
-    pthread_mutex_lock(&en->mu);
-    if (en->closing) {
-        rc = err_set(e, ERR_CANCELLED, "the engine is closing");
-    } else if (en->n_queue >= en->ld.lim.queue_len) {
-        rc = err_set(e, ERR_FULL,
-                     "%u requests are waiting already, the most that may; try again "
-                     "later",
-                     en->n_queue);
-    } else {
-        r->seq = s;
-        s->arrival = en->n_arrived++;
-        en->queue[en->n_queue++] = s;
-        en->counters.n_waiting = en->n_queue;
-        pthread_cond_signal(&en->wake);
+    if (en->closing)
+        return err_set(e, ERR_CANCELLED, "the engine is closing");
+    if (n > en->ld.lim.queue_len - en->n_queue)
+        return err_set(e, ERR_FULL,
+                       "%u requests are waiting already, at most %u may; try again later",
+                       en->n_queue, en->ld.lim.queue_len);
+    for (size_t i = 0; i < n; i++) {
+        r[i]->seq = s[i];
+        s[i]->arrival = en->n_arrived++;
+        en->queue[en->n_queue++] = s[i];
     }
-    pthread_mutex_unlock(&en->mu);
-    if (rc)
-        seq_free(s);
+    en->counters.n_waiting = en->n_queue;
+    pthread_cond_signal(&en->wake);
+    return 0;
+}
+
+static int submit(struct engine *en, struct request *const *r, size_t n, struct waiter *w,
+                  struct err *e)
+{
+    struct seq *one = NULL, **s = n == 1 ? &one : mem_array(n, sizeof *s);
+    int rc = s ? 0 : err_set(e, ERR_MEMORY, "out of memory for %zu requests", n);
+    for (size_t i = 0; !rc && i < n; i++) {
+        rc = check_request(en, r[i], e) || seq_new(&s[i], r[i], e) ? -1 : 0;
+        if (!rc) {
+            s[i]->waiter = w;
+            s[i]->submit_ns = now_ns();
+        }
+    }
+    if (!rc) {
+        pthread_mutex_lock(&en->mu);
+        rc = put_in_queue(en, r, s, n, e);
+        pthread_mutex_unlock(&en->mu);
+    }
+    for (size_t i = 0; rc && s && i < n; i++)
+        seq_free(s[i]);
+    if (s != &one)
+        mem_free(s);
     return rc;
+}
+
+int engine_submit_all(struct engine *en, struct request *const *r, size_t n, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!r[i]->on_done)
+            return err_set(e, ERR_USAGE, "a request needs on_done");
+    return n ? submit(en, r, n, NULL, e) : 0;
 }
 
 int engine_submit(struct engine *en, struct request *r, struct err *e)
 {
-    if (!r->on_done)
-        return err_set(e, ERR_USAGE, "a request needs on_done");
-    return submit(en, r, NULL, e);
+    return engine_submit_all(en, &r, 1, e);
 }
 
 void engine_cancel(struct engine *en, struct request *r)
@@ -311,7 +348,7 @@ void engine_cancel(struct engine *en, struct request *r)
 int engine_run(struct engine *en, struct request *r, struct request_stats *s, struct err *e)
 {
     struct waiter w = {.mu = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
-    int rc = submit(en, r, &w, e);
+    int rc = submit(en, &r, 1, &w, e);
     if (!rc) {
         pthread_mutex_lock(&w.mu);
         while (!w.done)
@@ -359,7 +396,11 @@ static int take_buffers(struct engine *en, struct err *e)
     for (uint32_t i = 0; i < l->n_seqs; i++)
         if (kv_seq_init(&en->kv[i], l, e))
             return -1;
-    return kv_pool_init(&en->pool, l->n_pages, e) || schedule_init(&en->schedule, l, e) ? -1 : 0;
+    if (kv_pool_init(&en->pool, l->n_pages, e) || schedule_init(&en->schedule, l, e))
+        return -1;
+    if (!l->n_swap_pages)
+        return 0;
+    return kv_swap_init(&en->swap, l->n_swap_pages, en->ld.be->kv_page_bytes(en->ld.exec), e);
 }
 
 static int open_prefix(struct engine *en, struct model_file *f, const struct engine_config *c,
@@ -368,7 +409,7 @@ static int open_prefix(struct engine *en, struct model_file *f, const struct eng
     en->prefix = mem_zalloc(sizeof *en->prefix);
     if (!en->prefix)
         return err_set(e, ERR_MEMORY, "out of memory for the prefix cache");
-    return prefix_cache_init(en->prefix, &en->pool, &en->ld, c, model_file_digest(f), e);
+    return prefix_cache_init(en->prefix, &en->pool, &en->swap, &en->ld, c, model_file_digest(f), e);
 }
 
 static void fill_info(struct engine *en, struct model_file *f, double seconds)
@@ -463,6 +504,7 @@ void engine_close(struct engine *en)
         prefix_cache_fini(en->prefix);
     mem_free(en->prefix);
     kv_pool_fini(&en->pool);
+    kv_swap_fini(&en->swap);
     schedule_fini(&en->schedule);
     mem_free(en->kv);
     mem_free(en->active);

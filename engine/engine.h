@@ -13,23 +13,30 @@
 
 struct engine;
 
-struct engine_config {       /* zero gives the defaults */
-    const char *backend;     /* NULL: "auto" */
-    int32_t n_threads;       /* 0: as many as the process may use */
-    uint32_t n_ctx;          /* tokens of one sequence; 0: what the header states, at most 8192 */
-    uint32_t n_seqs;         /* sequences with KV at the same time; 0: 1 */
-    uint32_t max_batch;      /* rows of one step, = longest prefill chunk; 0: 512 */
-    uint32_t queue_len;      /* requests that may wait; 0: 64 */
-    uint32_t max_step_ms;    /* prompts prolong a step so much at most while others decode; 0: 50 */
-    enum kv_type kv_type;    /* KV_F16 */
-    bool quiet_load;         /* no progress calls */
+struct engine_config {   /* zero gives the defaults */
+    const char *backend; /* NULL: "auto" */
+    int32_t n_threads;   /* 0: as many as the process may use */
+    uint32_t n_ctx;      /* tokens of one sequence; 0: what the header states, at most 8192 */
+    uint32_t n_seqs;     /* sequences that run at the same time; 0: 1 */
+    /* KV pages (of KV_PAGE_TOKENS tokens) that sequences share; one whole context at least. 0: a
+     * whole context for each, or as many as fit. With fewer than that, sequences that find no page
+     * are swapped out and come back later: first to swap_bytes of host memory (0: what is missing,
+     * at most a quarter of what is free), then to the persistent tier; what neither takes is
+     * computed again. Nothing is lost. */
+    uint32_t kv_pages;
+    uint64_t swap_bytes;
+    uint32_t max_batch;   /* rows of one step, = longest prefill chunk; 0: 512 */
+    uint32_t queue_len;   /* requests that may wait; 0: 64 */
+    uint32_t max_step_ms; /* prompts prolong a step so much at most while others decode; 0: 50 */
+    enum kv_type kv_type; /* KV_F16 */
+    bool quiet_load;      /* no progress calls */
     /* The prefix cache: KV of prompts and answers is found again by what it was computed from. In
      * RAM it has the pages that sequences do not need just now, and prefix_ram_bytes beside them
      * (0: a quarter of theirs, at most 512 MiB and what is free; less than a page: none). */
     uint64_t prefix_ram_bytes;
     struct prefix_store *prefix_store; /* the tier that survives; outlives the engine. NULL: none */
-    const char *tenant;      /* whose pages the requests share that name nobody; NULL: "" */
-    bool share_prefix;       /* all tenants share them */
+    const char *tenant; /* whose pages the requests share that name nobody; NULL: "" */
+    bool share_prefix;  /* all tenants share them */
     /* Loading progress in bytes; non-zero cancels. NULL: none. Called on the opening thread. */
     store_progress progress;
     void *user;
@@ -41,8 +48,10 @@ struct engine_placement { /* worked out before anything is loaded */
     uint64_t free_bytes;                            /* on the device, before */
     uint32_t n_ctx, n_seqs;
     uint32_t n_pages, n_prefix_pages; /* in all; of them for the prefix cache alone */
+    uint64_t swap_bytes;              /* host memory that swapping out may take */
 };
-/* What loading would take; ERR_MEMORY (with the numbers and what would fit) when it does not fit. */
+/* What loading would take; ERR_MEMORY (with the numbers and what would fit) when it does not fit.
+ */
 int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
                  struct err *e);
 
@@ -52,7 +61,8 @@ int engine_open(struct engine **out, struct model_file *f, const struct engine_c
 void engine_close(struct engine *en); /* cancels what runs, joins the thread; NULL is fine */
 
 struct engine_info {
-    char arch[32], name[128], describe[64]; /* describe: the device's own words, "avx2, 2 threads" */
+    char arch[32], name[128],
+        describe[64]; /* describe: the device's own words, "avx2, 2 threads" */
     uint32_t n_vocab, n_ctx, n_ctx_train, n_layers, n_embd;
     uint64_t n_params, weight_file_bytes;
     struct engine_placement placement;
@@ -71,15 +81,23 @@ void engine_sample_defaults(struct sample_params *p, const struct engine *en);
 
 /* ---- requests ---- */
 
-enum finish { FINISH_STOP, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_CONTEXT, FINISH_CANCELLED,
-              FINISH_DEADLINE, FINISH_ERROR };
+enum finish {
+    FINISH_STOP,
+    FINISH_STOP_STRING,
+    FINISH_LENGTH,
+    FINISH_CONTEXT,
+    FINISH_CANCELLED,
+    FINISH_DEADLINE,
+    FINISH_ERROR
+};
 const char *finish_name(enum finish f); /* "stop", "length", ... */
 
 struct request_stats {
     enum finish finish;
     uint32_t n_prompt, n_cached; /* tokens of the prompt; of them found in KV already */
     uint32_t n_generated;
-    uint64_t queue_ns, prompt_ns, decode_ns; /* prompt: first step to first token; decode: the rest */
+    uint64_t queue_ns, prompt_ns,
+        decode_ns;  /* prompt: first step to first token; decode: the rest */
     struct err err; /* with FINISH_ERROR */
 };
 
@@ -99,16 +117,21 @@ struct request {
     uint64_t deadline_ns; /* of now_ns: it ends then, done or not; 0: never */
     /* Events, on the engine's thread; must be quick and must not call the engine but for
      * engine_cancel. Any may be NULL but on_done. */
-    void (*on_token)(void *user, int32_t id, const char *text, size_t n); /* text: whole characters */
+    void (*on_token)(void *user, int32_t id, const char *text,
+                     size_t n); /* text: whole characters */
     /* Every prompt position's logits, in order (eval): [n_vocab]; implies no_reuse. */
     void (*on_logits)(void *user, uint32_t pos, const float *logits);
-    void (*on_done)(void *user, const struct request_stats *s); /* the request is the caller's again */
+    void (*on_done)(void *user,
+                    const struct request_stats *s); /* the request is the caller's again */
     void *user;
     struct seq *seq; /* private to the engine; NULL when submitted */
 };
 /* Queue it. Refused at once: ERR_LIMIT for a prompt that does not fit the context (with both
  * numbers), ERR_FULL when the queue is full, ERR_USAGE for bad parameters or ids. */
 int engine_submit(struct engine *en, struct request *r, struct err *e);
+/* All of them or none: the choices of one prompt (n > 1), say. The prompt is computed once, and
+ * they share its pages; the page in which they part is copied. */
+int engine_submit_all(struct engine *en, struct request *const *r, size_t n, struct err *e);
 /* Ask for its end; on_done comes within one step. From any thread, also after it is done. */
 void engine_cancel(struct engine *en, struct request *r);
 /* Submit and wait for the end; r->on_done is not called. -1 with FINISH_ERROR too. */
@@ -116,7 +139,10 @@ int engine_run(struct engine *en, struct request *r, struct request_stats *s, st
 
 struct engine_counters {
     uint64_t n_steps, n_rows, n_prompt_rows, n_requests, n_reused_rows;
+    uint64_t n_swapped_out, n_swapped_in;    /* times that a sequence had to leave and came back */
+    uint64_t n_back_tokens[PREFIX_TIER_END]; /* that came back with them, from where */
     uint32_t n_free_pages, n_pages, n_active, n_waiting;
+    uint32_t n_held_pages, n_swapped; /* pages of running sequences; sequences swapped out now */
     struct prefix_counters prefix;
 };
 void engine_counters(struct engine *en, struct engine_counters *c);

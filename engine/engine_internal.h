@@ -89,8 +89,12 @@ enum slot_id {               /* activation slots of every plan here */
 };
 
 struct limits { /* an engine's sizes, settled */
-    uint32_t n_ctx, n_seqs, max_batch, max_out, pages_per_seq, queue_len, max_step_ms;
-    uint32_t n_pages; /* pages_per_seq * n_seqs, and those of the prefix cache alone */
+    uint32_t n_ctx, n_seqs, max_batch, max_out, queue_len, max_step_ms;
+    uint32_t pages_per_seq; /* of a whole context */
+    uint32_t max_held;      /* of them at once: fewer where attention has a window */
+    uint32_t n_pages;       /* of all sequences together, and those of the prefix cache alone */
+    uint32_t n_swap_pages;  /* host memory for sequences that are swapped out */
+    uint32_t window;        /* attention reaches so many tokens back; 0: all */
     enum kv_type kv_type;
 };
 
@@ -121,16 +125,32 @@ void loaded_fini(struct loaded *ld);
 
 /* ---- KV pages (kv.c) ---- */
 
-struct kv_pool {    /* page numbers only; the bytes are the backend's */
-    int32_t *free;  /* [n_pages] stack of free pages; owned */
-    uint32_t *refs; /* [n_pages]; owned */
+struct kv_pool {     /* page numbers only; the bytes are the backend's */
+    int32_t *free;   /* [n_pages] stack of free pages; owned */
+    uint32_t *refs;  /* [n_pages]; owned */
+    uint32_t *slots; /* [n_pages] of the references those of slots; owned */
     int32_t n_pages, n_free;
+    int32_t n_held; /* by slots. The others are free, or the prefix tree gives them up when asked */
 };
 int kv_pool_init(struct kv_pool *p, uint32_t n_pages, struct err *e);
 void kv_pool_fini(struct kv_pool *p);
 int32_t kv_page_take(struct kv_pool *p);             /* one reference; -1 when none is free */
 void kv_page_share(struct kv_pool *p, int32_t page); /* one more reference */
 void kv_page_drop(struct kv_pool *p, int32_t page);  /* the last reference frees it */
+
+/* Host memory for pages of sequences that were swapped out. All of it is taken when the engine
+ * opens; the system gives it bytes as it is used. Zeroed: there is none. */
+struct kv_swap {
+    uint8_t *mem;
+    size_t page_bytes;
+    int32_t *free; /* [n_pages] stack; owned */
+    int32_t n_pages, n_free;
+};
+int kv_swap_init(struct kv_swap *w, uint32_t n_pages, uint64_t page_bytes, struct err *e);
+void kv_swap_fini(struct kv_swap *w);
+int32_t kv_swap_take(struct kv_swap *w); /* -1: it is full */
+void kv_swap_drop(struct kv_swap *w, int32_t at);
+uint8_t *kv_swap_page(const struct kv_swap *w, int32_t at);
 
 enum { PREFIX_N_ROOTS = 32 };
 struct prefix_elsewhere { /* a prompt's keys below other roots (prefix_roots.c) */
@@ -143,15 +163,36 @@ struct prefix_elsewhere { /* a prompt's keys below other roots (prefix_roots.c) 
  * others are its own. */
 struct kv_seq {
     struct seq *owner;
-    int32_t *ids;   /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
-    int32_t *pages; /* [pages_per_seq]; the first n_pages are held. Owned */
-    int32_t n_kv, n_pages;
+    int32_t *ids;    /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
+    int32_t *pages;  /* [pages_per_seq]; of the first n_pages all are held but the first n_gone,
+                        which  are -1: the sliding window has left them. Owned */
+    int32_t *parked; /* [pages_per_seq] where its pages wait in the swap area, or -1. Owned */
+    int32_t n_kv, n_pages, n_gone;
+    int32_t n_had;              /* the most that n_kv has been */
     int32_t n_prompt, n_cached; /* tokens; those that were found in KV */
+    int32_t n_counted;          /* whole pages of the prompt that were hits or misses */
     int32_t node, n_tree;       /* where it stands in the tree, pinned; -1: it keeps out of it */
-    bool looking;               /* for more of its prompt in the persistent tier */
-    enum prefix_miss why;       /* the next page was not there; PREFIX_MISS_END: not known */
+    bool looking;               /* in the swap area and the persistent tier too */
+    bool swapped;               /* swapped out, or looking for what it had when it was */
+    bool following;             /* another sequence is computing the same */
+    int32_t n_parked, n_parked_gone; /* n_kv and n_gone when it was swapped out */
+    enum prefix_miss why;            /* the next page was not there; PREFIX_MISS_END: not known */
     struct prefix_elsewhere elsewhere;
 };
+/* Tokens whose KV is looked for before it is computed: of a prompt all but the last, and all that
+ * it had. */
+static inline int32_t kv_find_end(const struct kv_seq *s)
+{
+    return MAX(s->n_prompt - 1, s->n_had);
+}
+/* kv_seq_add takes over the caller's reference; kv_seq_replace too, and drops the one that was
+ * there. */
+void kv_seq_add(struct kv_seq *s, struct kv_pool *p, int32_t page);
+void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, int32_t at, int32_t page);
+void kv_seq_slide(struct kv_seq *s, struct kv_pool *p,
+                  int32_t n_pages);                                  /* give back the first ones */
+void kv_seq_drop(struct kv_seq *s, struct kv_pool *p);               /* and all */
+int32_t kv_seq_own(const struct kv_seq *s, const struct kv_pool *p); /* pages no other slot holds */
 int kv_seq_init(struct kv_seq *s, const struct limits *l, struct err *e);
 void kv_seq_fini(struct kv_seq *s);
 
@@ -171,6 +212,9 @@ struct seq {
     struct waiter *waiter; /* engine_run's, or NULL: then req->on_done is called */
     enum seq_state state;
     bool ended;        /* stats.finish is set; to be reaped. The engine thread's */
+    bool swapped_out;  /* admitted, but its KV is not on the device */
+    uint64_t out_step; /* the step in which it was swapped out last */
+    int32_t n_logits;  /* rows that on_logits has had */
     struct kv_seq *kv; /* NULL until it starts */
     struct sampler *sampler;
     struct decoder dec;
@@ -201,10 +245,10 @@ ptrdiff_t stop_find(size_t *n_hold, const char *p, size_t n, const char *const *
 
 /* ---- what a step holds (schedule.c) ---- */
 
-struct schedule { /* decisions are made in its arrays; all owned */
-    struct sched_seq *seqs;         /* [n_seqs + queue_len] */
-    struct sched_verdict *verdicts; /* [n_seqs + queue_len] */
-    uint32_t *admitted;             /* [n_seqs] */
+struct schedule {                                /* decisions are made in its arrays; all owned */
+    struct sched_seq *seqs;                      /* [n_seqs + queue_len] */
+    struct sched_verdict *verdicts;              /* [n_seqs + queue_len] */
+    uint32_t *admitted;                          /* [n_seqs] */
     struct sched_tenant *tenants, *next_tenants; /* [max_tenants] */
     struct hash128 *keys;                        /* [max_tenants] of their names */
     uint32_t *uses;                              /* [max_tenants] requests that are here */
@@ -233,11 +277,13 @@ struct engine {
 
     /* the engine thread's */
     struct kv_pool pool;
+    struct kv_swap swap;
     struct prefix_cache *prefix; /* owned */
     struct kv_seq *kv;           /* [n_seqs] */
-    struct seq **active;    /* [n_seqs] in order of admission */
-    struct seq **dropped;   /* [queue_len] ended while they waited */
+    struct seq **active;         /* [n_seqs] in order of admission */
+    struct seq **dropped;        /* [queue_len] ended while they waited */
     uint32_t n_dropped;
+    uint64_t n_swapped_out, n_swapped_in;
     struct schedule schedule;
     struct batch batch; /* its arrays below */
     int32_t *row_ids, *want;

@@ -60,6 +60,11 @@ static int settle_ctx(struct limits *l, const struct model *m, const struct engi
                    l->n_ctx, most, arch, most);
 }
 
+static uint32_t pages_for(uint32_t n_tokens)
+{
+    return n_tokens / KV_PAGE_TOKENS + (n_tokens % KV_PAGE_TOKENS != 0);
+}
+
 static int settle_limits(struct limits *l, const struct model *m, const struct engine_config *c,
                          struct err *e)
 {
@@ -71,10 +76,21 @@ static int settle_limits(struct limits *l, const struct model *m, const struct e
     l->queue_len = c->queue_len ? c->queue_len : DEFAULT_QUEUE;
     l->max_step_ms = c->max_step_ms ? c->max_step_ms : DEFAULT_STEP_MS;
     l->kv_type = c->kv_type;
-    l->pages_per_seq = l->n_ctx / KV_PAGE_TOKENS + (l->n_ctx % KV_PAGE_TOKENS != 0);
-    if (mul_over(l->pages_per_seq, l->n_seqs, &l->n_pages) || l->n_pages > INT32_MAX)
+    l->window = m->window < l->n_ctx ? m->window : 0;
+    l->pages_per_seq = pages_for(l->n_ctx);
+    l->max_held = l->pages_per_seq;
+    if (l->window) /* and a page at both ends that is not used whole */
+        l->max_held = MIN(l->max_held, pages_for(l->window) + pages_for(l->max_batch) + 2);
+    if (mul_over(l->max_held, l->n_seqs, &l->n_pages) || l->n_pages > INT32_MAX)
         return err_set(e, ERR_LIMIT, "%u sequences of %u tokens are too many; use less --ctx",
                        l->n_seqs, l->n_ctx);
+    if (c->kv_pages && c->kv_pages < l->max_held)
+        return err_set(e, ERR_LIMIT,
+                       "%u KV pages of %d tokens are less than one sequence may need, %u; use more "
+                       "or less --ctx",
+                       c->kv_pages, KV_PAGE_TOKENS, l->max_held);
+    if (c->kv_pages)
+        l->n_pages = MIN(l->n_pages, c->kv_pages);
     return 0;
 }
 
@@ -201,9 +217,37 @@ static void suggest(char *out, size_t n, const struct engine_placement *p)
 static uint64_t bytes_needed(const struct engine_placement *p)
 {
     uint64_t n;
-    if (add_over(p->weight_bytes, p->kv_bytes, &n) || add_over(n, p->scratch_bytes, &n))
+    if (add_over(p->weight_bytes, p->kv_bytes, &n) || add_over(n, p->scratch_bytes, &n) ||
+        add_over(n, p->swap_bytes, &n))
         return UINT64_MAX;
     return n;
+}
+
+/* Where whole contexts for all do not fit, and nobody said how many pages there are to be: as many
+ * as fit, one context at least. */
+static void settle_pages(struct limits *l, struct engine_placement *p,
+                         const struct engine_config *c)
+{
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    if (c->kv_pages || need <= p->free_bytes)
+        return;
+    uint64_t fit = p->free_bytes / 16 * 15, fixed = need - p->kv_bytes;
+    fit = fit > fixed ? (fit - fixed) / page_bytes : 0;
+    l->n_pages = MIN(l->n_pages, (uint32_t)MAX(fit, (uint64_t)l->max_held));
+    p->kv_bytes = l->n_pages * page_bytes;
+}
+
+/* Host memory for those that are swapped out, where all may not be here at once. */
+static void settle_swap(struct limits *l, struct engine_placement *p, const struct engine_config *c)
+{
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    uint64_t missing = (uint64_t)l->max_held * l->n_seqs - l->n_pages;
+    uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
+    if (!missing)
+        return;
+    uint64_t n = c->swap_bytes ? c->swap_bytes / page_bytes : left / 4 / page_bytes;
+    l->n_swap_pages = (uint32_t)MIN(MIN(n, missing) + l->n_seqs, (uint64_t)INT32_MAX);
+    p->swap_bytes = l->n_swap_pages * page_bytes;
 }
 
 /* Pages of the prefix cache alone: what was asked for, else what is free without crowding others.
@@ -273,6 +317,8 @@ int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_co
     p->n_seqs = ld->lim.n_seqs;
     p->weight_bytes = count_weight_bytes(ld, f);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
+    settle_pages(&ld->lim, p, c);
+    settle_swap(&ld->lim, p, c);
     if (settle_prefix(&ld->lim, p, c, e))
         goto out;
     p->n_pages = (uint32_t)(plan.n_pages = (int32_t)ld->lim.n_pages);

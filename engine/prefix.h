@@ -23,9 +23,10 @@ enum prefix_tier {
     PREFIX_RAM,  /* whole pages, shared in place */
     PREFIX_COPY, /* part of a page in RAM, copied on the device */
     PREFIX_DISK, /* whole pages of the persistent tier */
+    PREFIX_SWAP, /* pages of a sequence that was swapped out, from host memory */
     PREFIX_TIER_END,
 };
-const char *prefix_tier_name(enum prefix_tier t); /* "ram", "copy", "disk" */
+const char *prefix_tier_name(enum prefix_tier t); /* "ram", "copy", "disk", "swap" */
 
 struct prefix_counters {
     uint64_t hit_tokens[PREFIX_TIER_END]; /* prompt tokens that were not computed */

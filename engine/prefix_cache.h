@@ -22,6 +22,7 @@ enum prefix_miss prefix_roots_why(const struct prefix_roots *r, struct prefix_st
 struct prefix_cache {
     struct prefix_tree tree;
     struct kv_pool *pool;
+    struct kv_swap *swap;
     struct prefix_store *store; /* the caller's; NULL: RAM only */
     const struct backend *be;
     struct exec *exec;
@@ -31,27 +32,40 @@ struct prefix_cache {
     struct prefix_roots roots;
     bool share; /* tenants are one */
     uint64_t model_tag;
-    double ns_per_row; /* what a prompt row takes; 0: not known yet */
+    int32_t window;                        /* attention reaches so many tokens back; 0: all */
+    int32_t n_swapped;                     /* sequences that are swapped out or coming back */
+    double ns_per_row;                     /* what a prompt row takes; 0: not known yet */
+    uint64_t back_tokens[PREFIX_TIER_END]; /* that came back with swapped ones */
     struct prefix_counters counters;
 };
 
-/* `digest` is the weights'. The pool must be there already, and outlive it. */
-int prefix_cache_init(struct prefix_cache *pc, struct kv_pool *pool, const struct loaded *ld,
-                      const struct engine_config *c, const char *digest, struct err *e);
+/* `digest` is the weights'. Pool and swap area must be there already, and outlive it. */
+int prefix_cache_init(struct prefix_cache *pc, struct kv_pool *pool, struct kv_swap *swap,
+                      const struct loaded *ld, const struct engine_config *c, const char *digest,
+                      struct err *e);
 /* Hand what is not stored yet to the persistent tier, waiting for it if need be. */
 void prefix_cache_drain(struct prefix_cache *pc);
 void prefix_cache_fini(struct prefix_cache *pc);
 
 /* A request begins in an empty slot; with no_reuse it keeps out of the tree. */
 void prefix_cache_attach(struct prefix_cache *pc, struct kv_seq *kv, const struct request *r);
-/* Take over pages of the prompt that are known by now, from RAM or from the persistent tier, until
- * deadline_ns (now_ns; one page at least). False: there are more, come again before computing. The
- * last token of the prompt is always left to compute. */
+/* Take over pages of what the slot is to have that are known by now, from where they are nearest,
+ * until deadline_ns (now_ns; one page at least). False: there are more, come again before
+ * computing. While kv->looking stays set there was no page to put them in. The last token of a
+ * prompt is always left to compute. */
 bool prefix_cache_advance(struct prefix_cache *pc, struct kv_seq *kv, uint64_t deadline_ns);
+/* Take over the beginning of the next page, if the tree has more of it than the slot, by copy. */
+void prefix_cache_copy(struct prefix_cache *pc, struct kv_seq *kv);
 /* Hold pages for n_tokens positions. */
 void prefix_cache_reserve(struct prefix_cache *pc, struct kv_seq *kv, int32_t n_tokens);
-/* kv->n_kv has grown: whole pages go into the tree. */
+/* kv->n_kv has grown: whole pages go into the tree, and what a window has left is given back. */
 void prefix_cache_filled(struct prefix_cache *pc, struct kv_seq *kv);
+/* The prompt's last page too, as far as it goes: others may share it while this one goes on. */
+void prefix_cache_prompt_done(struct prefix_cache *pc, struct kv_seq *kv);
+/* The sequence is swapped out: its pages may go, and the slot is empty but for what is needed to
+ * get them back. Later it returns, and prefix_cache_advance does that. */
+void prefix_cache_park(struct prefix_cache *pc, struct kv_seq *kv);
+void prefix_cache_return(struct prefix_cache *pc, struct kv_seq *kv, const struct request *r);
 /* The request ends: the begun page goes into the tree too, and the slot is empty. */
 void prefix_cache_detach(struct prefix_cache *pc, struct kv_seq *kv);
 /* The device failed while it wrote to this slot: nothing in RAM is trusted but what other running

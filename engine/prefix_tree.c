@@ -35,8 +35,10 @@ const char *prefix_miss_name(enum prefix_miss m)
 
 const char *prefix_tier_name(enum prefix_tier t)
 {
-    static const char *const names[] = {
-        [PREFIX_RAM] = "ram", [PREFIX_COPY] = "copy", [PREFIX_DISK] = "disk"};
+    static const char *const names[] = {[PREFIX_RAM] = "ram",
+                                        [PREFIX_COPY] = "copy",
+                                        [PREFIX_DISK] = "disk",
+                                        [PREFIX_SWAP] = "swap"};
     return (size_t)t < ARRAY_LEN(names) ? names[t] : "unknown";
 }
 

@@ -28,7 +28,8 @@ struct work { /* one decision in the making */
 
 static uint32_t pages_for(const struct sched_snapshot *s, uint64_t n_tokens)
 {
-    return (uint32_t)((n_tokens + s->page_tokens - 1) / s->page_tokens);
+    uint64_t n = (n_tokens + s->page_tokens - 1) / s->page_tokens;
+    return (uint32_t)(s->max_held ? MIN(n, (uint64_t)s->max_held) : n);
 }
 
 /* Pages that it has without taking any. */

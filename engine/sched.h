@@ -76,6 +76,7 @@ struct sched_snapshot {
     uint32_t max_out;         /* rows of a step that may want logits */
     uint32_t page_tokens;     /* tokens of one KV page */
     uint32_t n_pages, n_free; /* free: unused, or given up by a cache when asked for */
+    uint32_t max_held;        /* pages that a sequence needs at once at most; 0: no such bound */
     uint64_t max_step_ns;     /* prompts may prolong a step so much while somebody decodes */
     struct sched_cost cost;
 };

@@ -81,30 +81,42 @@ void schedule_leave(struct schedule *c, const struct seq *s)
 
 /* ---- snapshots ---- */
 
+/* How many tokens' KV it is to have before the next one is decoded. */
+static uint32_t n_known(const struct seq *s)
+{
+    if (s->state != SEQ_DECODE)
+        return (uint32_t)s->req->n_ids;
+    return (uint32_t)kv_find_end(s->kv); /* more than it has when some of it was lost */
+}
+
 static struct sched_seq describe(const struct engine *en, const struct seq *s)
 {
     const struct request *r = s->req;
     const struct kv_seq *kv = s->kv;
-    uint32_t n_ids = (uint32_t)r->n_ids, n_kv = kv ? (uint32_t)kv->n_kv : 0;
+    uint32_t n_kv = kv ? (uint32_t)(s->swapped_out ? kv->n_parked : kv->n_kv) : 0, n_gone = 0;
     uint64_t n_max = en->ld.lim.n_ctx;
     if (r->max_tokens) /* the last token is not fed again */
-        n_max = MIN(n_max, (uint64_t)n_ids + r->max_tokens - 1);
-    /* Pages that several share are counted for each of them: the pool holds every slot's whole
-     * context, so that there is room all the same. */
+        n_max = MIN(n_max, (uint64_t)r->n_ids + r->max_tokens - 1);
+    if (kv) /* what a window has left is behind it */
+        n_gone = (uint32_t)(s->swapped_out ? kv->n_parked_gone : kv->n_gone) * KV_PAGE_TOKENS;
+    uint32_t n_left = n_known(s) - n_kv;
+    /* Pages that several share are free to take for the next one, but not counted on. */
     return (struct sched_seq){
-        .state = kv ? SCHED_RESIDENT : SCHED_WAITING,
+        .state = s->swapped_out ? SCHED_SWAPPED
+                 : kv           ? SCHED_RESIDENT
+                                : SCHED_WAITING,
         .tenant = s->tenant,
         .priority = r->priority,
         .arrival = s->arrival,
         .last_run = s->last_run,
         .deadline_ns = r->deadline_ns,
-        .n_kv = n_kv,
-        .n_left = s->state == SEQ_DECODE ? 0 : n_ids - n_kv,
-        .n_max = (uint32_t)n_max,
-        .n_pages = kv ? (uint32_t)kv->n_pages : 0,
-        .n_own = kv ? (uint32_t)kv->n_pages : 0,
+        .n_kv = n_kv - n_gone,
+        .n_left = n_left,
+        .n_max = MAX((uint32_t)n_max, n_kv + n_left) - n_gone,
+        .n_pages = kv ? (uint32_t)(kv->n_pages - kv->n_gone) : 0,
+        .n_own = kv ? (uint32_t)kv_seq_own(kv, &en->pool) : 0,
         .cancelled = s->ended,
-        .blocked = kv && kv->looking,
+        .blocked = kv && (kv->looking || kv->following),
         .all_logits = r->on_logits != NULL,
     };
 }
@@ -114,17 +126,13 @@ static void decide(struct engine *en, struct sched_decision *d, uint32_t n_waiti
 {
     struct schedule *c = &en->schedule;
     const struct limits *l = &en->ld.lim;
-    uint32_t n_held = 0;
-    for (uint32_t i = 0; i < en->n_active; i++) {
+    for (uint32_t i = 0; i < en->n_active; i++)
         c->seqs[i] = describe(en, en->active[i]);
-        n_held += c->seqs[i].n_pages;
-    }
     for (uint32_t i = 0; i < n_waiting; i++) {
         if (!en->queue[i]->entered)
             enter(c, en->queue[i]);
         c->seqs[en->n_active + i] = describe(en, en->queue[i]);
     }
-    CHECK(n_held <= l->n_pages);
     struct sched_snapshot s = {
         .seqs = c->seqs,
         .n_seqs = en->n_active + n_waiting,
@@ -139,7 +147,8 @@ static void decide(struct engine *en, struct sched_decision *d, uint32_t n_waiti
         .max_out = l->max_out,
         .page_tokens = KV_PAGE_TOKENS,
         .n_pages = l->n_pages,
-        .n_free = l->n_pages - n_held,
+        .n_free = l->n_pages - (uint32_t)en->pool.n_held,
+        .max_held = l->max_held,
         .max_step_ns = l->max_step_ms * (uint64_t)1000000,
         .cost = c->cost,
     };
@@ -204,38 +213,105 @@ static void leave_queue(struct engine *en, const struct sched_decision *d, uint3
         admit(en, en->active[first + k]);
 }
 
+static void swap_out(struct engine *en, struct seq *s)
+{
+    prefix_cache_park(en->prefix, s->kv);
+    s->swapped_out = true;
+    s->out_step = en->counters.n_steps + 1;
+    en->n_swapped_out++;
+}
+
+static void swap_in(struct engine *en, struct seq *s)
+{
+    prefix_cache_return(en->prefix, s->kv, s->req);
+    s->swapped_out = false;
+    en->n_swapped_in++;
+}
+
+/* Those that leave go first: the others are to have their pages. One that has just left does not
+ * come back in the same step. */
+static bool swap_some(struct engine *en, const struct sched_decision *d)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < en->n_active; i++)
+        if (d->verdicts[i].move == SCHED_SWAP_OUT) {
+            swap_out(en, en->active[i]);
+            n++;
+        }
+    for (uint32_t i = 0; i < en->n_active; i++)
+        if (d->verdicts[i].move == SCHED_SWAP_IN &&
+            en->active[i]->out_step != en->counters.n_steps + 1) {
+            swap_in(en, en->active[i]);
+            n++;
+        }
+    return n > 0;
+}
+
 enum carried { ROWS_STAND, MOVED, SLOT_TO_LEAVE };
 
 static enum carried carry_out(struct engine *en, struct sched_decision *d, uint32_t n_waiting)
 {
     uint32_t n_active = en->n_active;
-    bool leaver = false, moved = d->n_admitted > 0;
-    for (uint32_t i = 0; i < n_active; i++) {
-        CHECK(d->verdicts[i].move != SCHED_SWAP_OUT); /* the pool holds every slot's context */
+    bool leaver = false, moved = false;
+    for (uint32_t i = 0; i < n_active; i++)
         leaver = end_by(en->active[i], &d->verdicts[i], &en->ld.lim) || leaver;
-    }
     for (uint32_t i = 0; i < n_waiting; i++)
         moved = end_by(en->queue[i], &d->verdicts[n_active + i], &en->ld.lim) || moved;
     if (leaver)
         d->n_admitted = 0; /* its slot is not empty yet */
-    if (moved)
+    bool swapped = !leaver && swap_some(en, d);
+    if (moved || d->n_admitted)
         leave_queue(en, d, n_waiting);
+    moved = moved || swapped || d->n_admitted;
     return leaver ? SLOT_TO_LEAVE : moved ? MOVED : ROWS_STAND;
 }
 
-/* Prompts take over what has become known of them since the last step: what came from the
- * persistent tier, or what another sequence has just computed. */
+/* ---- prompts that need not be computed ---- */
+
+/* Does `lead` compute what s wants next? Then it is worth waiting for: all that s wants of the page
+ * where both stand, or half a page of it. */
+static bool is_ahead(const struct seq *lead, const struct seq *s)
+{
+    const struct kv_seq *a = lead->kv, *b = s->kv;
+    if (lead->state != SEQ_PROMPT || lead->ended || a->node != b->node || a->node < 0)
+        return false;
+    int32_t first = b->n_tree * KV_PAGE_TOKENS, n = first;
+    int32_t want = MIN(kv_find_end(b), first + KV_PAGE_TOKENS), end = MIN(want, a->n_prompt);
+    while (n < end && a->ids[n] == b->ids[n])
+        n++;
+    return n > b->n_kv && (n == want || n - b->n_kv >= KV_PAGE_TOKENS / 2);
+}
+
+/* The one admitted first never follows, so that somebody always leads. */
+static bool has_leader(const struct engine *en, uint32_t i)
+{
+    for (uint32_t k = 0; k < i; k++)
+        if (is_ahead(en->active[k], en->active[i]))
+            return true;
+    return false;
+}
+
+/* Sequences take over what has become known of them since the last step: what comes from the swap
+ * area and the persistent tier, or what another sequence has just computed. */
 static void advance_prompts(struct engine *en)
 {
     bool alone = true;
     for (uint32_t i = 0; i < en->n_active; i++)
-        alone = alone && (en->active[i]->state != SEQ_DECODE || en->active[i]->ended);
+        alone = alone && (en->active[i]->state != SEQ_DECODE || en->active[i]->ended ||
+                          en->active[i]->swapped_out);
     uint64_t deadline = now_ns() + (alone ? FETCH_ALONE_NS : FETCH_NS);
     for (uint32_t i = 0; i < en->n_active; i++) {
         struct seq *s = en->active[i];
-        if (s->state == SEQ_PROMPT && !s->ended &&
-            !prefix_cache_advance(en->prefix, s->kv, deadline))
+        if (s->swapped_out || s->ended)
+            continue;
+        if (!s->kv->looking && s->kv->n_kv >= kv_find_end(s->kv))
+            continue;
+        if (!prefix_cache_advance(en->prefix, s->kv, deadline))
             return;
+        bool followed = s->kv->following;
+        s->kv->following = s->state == SEQ_PROMPT && has_leader(en, i);
+        if (followed && !s->kv->following)
+            prefix_cache_copy(en->prefix, s->kv);
     }
 }
 
@@ -264,9 +340,11 @@ static void fill_batch(struct engine *en, const struct sched_decision *d)
     for (uint32_t i = 0; i < en->n_active; i++) {
         struct seq *s = en->active[i];
         int32_t n = (int32_t)d->verdicts[i].n_rows, n_want = n;
-        if (!n)
+        if (!n || s->swapped_out)
             continue;
-        if (s->state == SEQ_DECODE)
+        if (s->state == SEQ_DECODE && s->kv->n_kv < s->kv->n_had)
+            n_want = 0; /* it was lost, and what followed from it is known */
+        else if (s->state == SEQ_DECODE)
             s->kv->ids[s->kv->n_kv] = s->next;
         else if (!s->req->on_logits)
             n_want = s->kv->n_kv + n == (int32_t)s->req->n_ids;

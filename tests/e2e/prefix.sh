@@ -38,9 +38,12 @@ the_table() {
     first=$(field 1 1) ram=$(field 2 1) n_ram=$(field 2 2)
     is 'the same tokens with an empty store' "$(field 1 3)" "$cold"
     is 'the same tokens from RAM' "$(field 2 3)" "$cold"
-    "$TOOL" "$MODEL" "$TMP/home" 2000 32 1 >"$TMP/out"
-    local disk n_disk
-    disk=$(field 1 1) n_disk=$(field 1 2)
+    local disk n_disk # the median of three: what else the machine does must not decide
+    for _ in 1 2 3; do
+        "$TOOL" "$MODEL" "$TMP/home" 2000 32 1 >"$TMP/out"
+        field 1 1
+    done >"$TMP/disk"
+    disk=$(sort -n "$TMP/disk" | sed -n 2p) n_disk=$(field 1 2)
     is 'the same tokens from the disk after kill -9' "$(field 1 3)" "$cold"
     is 'every whole page came from the disk' "$n_disk" 1984
     is 'all but the last token came from RAM' "$n_ram" 1999

@@ -518,6 +518,111 @@ static void test_any_allocation_may_fail(void)
     prefix_close(store);
 }
 
+/* ---- more sequences than pages ---- */
+
+enum { N_CROWD = 6 };
+
+/* The answers of six requests, some with a beginning in common, one that keeps out of the tree. */
+static void ask_crowd(struct ask *a, struct engine *en, bool alone)
+{
+    struct err e = {0};
+    for (int i = 0; i < N_CROWD; i++) {
+        ask_init(&a[i], 5, 70 + (size_t)(i * 13), i % 2 ? 50 : 0, (uint64_t)(20 + i));
+        a[i].r.max_tokens = (uint32_t)(110 - i);
+        a[i].r.no_reuse = alone || i == 4;
+        if (alone)
+            ask_run(&a[i], en);
+        else
+            OK_CALL(engine_submit(en, &a[i].r, &e), e);
+    }
+    for (int i = 0; !alone && i < N_CROWD; i++)
+        OK(ask_wait(&a[i]));
+}
+
+static void crowd_on(const struct engine_config *cfg, const struct ask *want,
+                     struct engine_counters *k)
+{
+    static struct ask a[N_CROWD];
+    struct engine *en = open_engine(model_path, cfg);
+    memset(k, 0, sizeof *k);
+    if (!en)
+        return;
+    ask_crowd(a, en, false);
+    for (int i = 0; i < N_CROWD; i++)
+        OK_MSG(a[i].n_got == want[i].n_got &&
+                   !memcmp(a[i].got, want[i].got, want[i].n_got * sizeof *want[i].got),
+               "request %d answers otherwise", i);
+    engine_counters(en, k);
+    OK_MSG(k->n_swapped_out > 0 && k->n_swapped_in == k->n_swapped_out, "%llu out, %llu in",
+           (unsigned long long)k->n_swapped_out, (unsigned long long)k->n_swapped_in);
+    OK(!k->n_held_pages && !k->n_swapped);
+    engine_close(en);
+}
+
+static void test_sequences_without_pages_are_swapped_out_and_answer_as_alone(void)
+{
+    static struct ask want[N_CROWD];
+    struct engine_config one = {.n_ctx = N_CTX}, cfg = {.n_ctx = N_CTX,
+                                                        .n_seqs = 4,
+                                                        .kv_pages = N_CTX / P,
+                                                        .prefix_ram_bytes = 1};
+    struct engine_counters k;
+    if (!make_models())
+        return;
+    struct engine *en = open_engine(model_path, &one);
+    if (!en)
+        return;
+    ask_crowd(want, en, true);
+    engine_close(en);
+    crowd_on(&cfg, want, &k);
+    OK_MSG(k.n_back_tokens[PREFIX_SWAP] > 0, "nothing came from host memory");
+    cfg.swap_bytes = 1; /* only the page that was begun has room */
+    crowd_on(&cfg, want, &k);
+    cfg.prefix_store = open_store(unit_tmpdir());
+    crowd_on(&cfg, want, &k);
+    OK_MSG(k.n_back_tokens[PREFIX_DISK] > 0, "nothing came from the persistent tier");
+    prefix_close(cfg.prefix_store);
+    OK_MSG(!spy.n_differ, "%d of %d logits differ", spy.n_differ, spy.n_again);
+}
+
+static void test_fewer_pages_than_a_context_are_refused_with_both_numbers(void)
+{
+    struct engine_config cfg = {.n_ctx = N_CTX, .n_seqs = 4, .kv_pages = N_CTX / P - 1};
+    struct model_file *f = NULL;
+    struct engine *en = NULL;
+    struct err e = {0}, why = {0};
+    if (!make_models() || !OK_CALL(model_file_open(&f, NULL, model_path, &e), e))
+        return;
+    OK(engine_open(&en, f, &cfg, &why) && why.code == ERR_LIMIT);
+    OK_MSG(strstr(why.msg, "7 KV pages") && strstr(why.msg, "need, 8"), "%s", why.msg);
+    model_file_close(f);
+}
+
+/* Four choices of one prompt: its rows are computed once, but for the last token of each. */
+static void test_choices_of_one_prompt_compute_it_once(void)
+{
+    static struct ask a[4];
+    struct request *r[4];
+    struct engine_config cfg = {.n_ctx = N_CTX, .n_seqs = 4, .max_batch = 16};
+    struct engine *en = open_engine(model_path, &cfg);
+    struct engine_counters k;
+    struct err e = {0};
+    if (!en)
+        return;
+    for (int i = 0; i < 4; i++) {
+        ask_init(&a[i], 9, 150, 150, 1);
+        r[i] = &a[i].r;
+    }
+    OK_CALL(engine_submit_all(en, r, 4, &e), e);
+    for (int i = 0; i < 4; i++)
+        OK(ask_wait(&a[i]) && !memcmp(a[i].got, a[0].got, sizeof a[i].got));
+    engine_counters(en, &k);
+    OK_MSG(k.n_prompt_rows == 153, "%llu rows", (unsigned long long)k.n_prompt_rows);
+    OK_MSG(a[1].s.n_cached == 149 && a[3].s.n_cached == 149, "%u", a[1].s.n_cached);
+    engine_close(en);
+    OK(!spy.n_differ);
+}
+
 int main(int argc, char **argv)
 {
 #define T(f)                                                                                       \
@@ -525,6 +630,9 @@ int main(int argc, char **argv)
 #f, test_##f                                                                               \
     }
     static const struct unit_test tests[] = {
+        T(sequences_without_pages_are_swapped_out_and_answer_as_alone),
+        T(fewer_pages_than_a_context_are_refused_with_both_numbers),
+        T(choices_of_one_prompt_compute_it_once),
         T(hits_in_ram_by_copy_and_after_restart_give_the_same_bits),
         T(pages_of_another_isa_are_not_taken),
         T(a_chat_finds_its_own_history_also_after_a_restart),
