@@ -79,4 +79,11 @@ FN vf vf_from_bits(vi a) { return _mm512_castsi512_ps(a); }
 FN void vi_store_s8(void *p, vi a) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(a)); }
 FN float vf_sum(vf a) { return _mm512_reduce_add_ps(a); }
 FN float vf_hmax(vf a) { return _mm512_reduce_max_ps(a); }
-FN int vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+/* not _mm512_reduce_add_epi32: the compiler's header adds signed ints, and hostile weights wrap */
+FN int vi_sum(vi a)
+{
+    __m256i b = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
+}
