@@ -136,8 +136,8 @@ int main(int argc, char **argv)
         print_gaps("alone", &alone);
         print_gaps("beside", &beside);
         double most = quantile(&alone, 0.5) + bound, p99 = quantile(&beside, 0.99);
-        printf("bound    own step %.1f + %u = %.1f ms: p99 %s\n", quantile(&alone, 0.5), bound, most,
-               p99 <= most ? "within" : "BEYOND");
+        printf("bound    own step %.1f + %u = %.1f ms: p99 %s\n", quantile(&alone, 0.5), bound,
+               most, p99 <= most ? "within" : "BEYOND");
     } else {
         fprintf(stderr, "prefill_beside: %s\n", e.msg);
     }
