@@ -188,7 +188,7 @@ static void run_step(struct engine *en)
     int rc = en->ld.be->run(en->ld.exec, b, &why);
     uint64_t step_ns = now_ns() - start;
     if (!rc)
-        sched_cost_add(&en->schedule.cost, (uint32_t)b->n_rows, step_ns);
+        sched_cost_add(&en->schedule.cost, (uint32_t)b->n_rows, en->schedule.n_keys, step_ns);
     en->prefix->ns_per_row = en->schedule.cost.ns_per_row;
     pthread_mutex_lock(&en->mu);
     en->counters.n_steps++;

@@ -255,6 +255,7 @@ struct schedule {                                /* decisions are made in its ar
     uint32_t n_tenants, max_tenants;
     uint64_t vtime;
     struct sched_cost cost; /* learnt from the steps */
+    double n_keys;          /* that the decided step's rows look at */
 };
 int schedule_init(struct schedule *c, const struct limits *l, struct err *e);
 void schedule_fini(struct schedule *c);

@@ -7,11 +7,15 @@
  * and shares out the prompt rows of a step in quanta (Shreedhar & Varghese 1995). */
 #include "engine/sched.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
     QUANTUM_ROWS = 32, /* of a prompt given at a time: a KV page, and enough for a matmul's tile */
     PROBE_ROWS = 8,    /* beside decoding ones, as long as nothing is known about the cost */
+    ALONE_STEPS = 16,  /* every so many steps nothing but decoding runs */
+    MANY_ROWS = 128,   /* as long as prompts have more than so many rows left */
+    N_DEVIATIONS = 2,  /* steps are planned to keep their bound though they stray so far */
 };
 #define NOBODY UINT32_MAX
 
@@ -303,8 +307,10 @@ static bool may_run(const struct work *w, uint32_t i)
     return is_running(w, i) && !w->d->verdicts[i].stalled && !w->s->seqs[i].blocked;
 }
 
-static void count_runnable(const struct work *w, uint32_t *n_decode, uint32_t *n_prompt)
+/* Returns how many rows of prompts are left. */
+static uint64_t count_runnable(const struct work *w, uint32_t *n_decode, uint32_t *n_prompt)
 {
+    uint64_t n_left = 0;
     *n_decode = *n_prompt = 0;
     for (uint32_t k = 0; k < n_in_flight(w); k++) {
         uint32_t i = in_flight(w, k);
@@ -312,7 +318,20 @@ static void count_runnable(const struct work *w, uint32_t *n_decode, uint32_t *n
             continue;
         *n_decode += w->s->seqs[i].n_left == 0;
         *n_prompt += w->s->seqs[i].n_left > 0;
+        n_left += w->s->seqs[i].n_left;
     }
+    return n_left;
+}
+
+static double cost_of(const struct sched_cost *c, double n_rows, double n_keys)
+{
+    return c->ns_per_step + n_rows * c->ns_per_row + n_keys * c->ns_per_key;
+}
+
+/* What n rows after n_kv tokens look at. */
+static double keys_of(double n_kv, double n)
+{
+    return n * (n_kv + (n + 1) / 2);
 }
 
 static void give_rows(struct work *w, uint32_t i, uint32_t n)
@@ -329,6 +348,7 @@ static void give_rows(struct work *w, uint32_t i, uint32_t n)
     d->n_rows += n;
     d->n_decode_rows += q->n_left ? 0 : n;
     d->n_out += q->all_logits && q->n_left ? n : v->n_rows >= q->n_left;
+    d->n_keys += keys_of(q->n_kv + v->n_rows - n, n);
     d->tenants[q->tenant].vtime += n;
 }
 
@@ -404,13 +424,33 @@ static struct turn next_turn(const struct work *w)
     return tenant == NOBODY ? (struct turn){NOBODY, 0} : tenant_turn(w, tenant);
 }
 
-/* How many rows of prompt i fit: a quantum at most, within pages and wanted rows. */
-static uint32_t chunk_size(const struct work *w, uint32_t i, uint32_t room)
+/* Rows after n_kv tokens that take no longer than ns: n (b + c (n_kv + (n + 1) / 2)) <= ns. */
+static uint32_t rows_in(const struct sched_cost *c, double n_kv, double ns)
+{
+    double half = c->ns_per_key / 2, lin = c->ns_per_row + c->ns_per_key * n_kv + half;
+    if (ns <= 0 || !(lin > 0))
+        return ns > 0 ? UINT32_MAX : 0;
+    /* the root of the quadratic, in the form that is right for half = 0 as well */
+    double n = 2 * ns / (lin + sqrt(lin * lin + 4 * half * ns));
+    return n < UINT32_MAX ? (uint32_t)(n + 1e-9) : UINT32_MAX;
+}
+
+/* What is left of a step for prompts. */
+struct room {
+    uint32_t rows;
+    double ns;
+};
+
+/* How many rows of prompt i fit: a quantum at most, within pages, wanted rows and time; the step's
+ * first one whatever it takes. */
+static uint32_t chunk_size(const struct work *w, uint32_t i, const struct room *room)
 {
     const struct sched_snapshot *s = w->s;
     const struct sched_seq *q = &s->seqs[i];
     const struct sched_verdict *v = &w->d->verdicts[i];
-    uint32_t left = q->n_left - v->n_rows, n = MIN(MIN(left, room), (uint32_t)QUANTUM_ROWS);
+    uint32_t left = q->n_left - v->n_rows, n = MIN(MIN(left, room->rows), (uint32_t)QUANTUM_ROWS);
+    uint32_t in_time = rows_in(&s->cost, (double)q->n_kv + v->n_rows, room->ns);
+    n = MIN(n, MAX(in_time, (uint32_t)(w->d->n_rows == w->d->n_decode_rows)));
     uint64_t held = (uint64_t)pages_held(w, q) + v->n_pages + w->n_free;
     uint64_t fit = held * s->page_tokens - q->n_kv - v->n_rows;
     n = (uint32_t)MIN((uint64_t)n, fit);
@@ -420,50 +460,49 @@ static uint32_t chunk_size(const struct work *w, uint32_t i, uint32_t room)
     return n == left && !out ? n - 1 : n;
 }
 
-static void run_prompts(struct work *w, uint32_t room)
+static void run_prompts(struct work *w, struct room room)
 {
-    while (room) {
+    while (room.rows) {
         struct turn t = next_turn(w);
         if (t.i == NOBODY)
             return;
-        uint32_t n = chunk_size(w, t.i, room);
+        uint32_t n = chunk_size(w, t.i, &room);
         if (!n) {
             w->d->verdicts[t.i].full = true;
             continue;
         }
+        double keys = w->d->n_keys;
         w->d->tenants[w->s->seqs[t.i].tenant].lead += t.sign * (int32_t)n;
         give_rows(w, t.i, n);
-        room -= n;
+        room.rows -= n;
+        room.ns -= n * w->s->cost.ns_per_row + (w->d->n_keys - keys) * w->s->cost.ns_per_key;
     }
 }
 
-/* Prompt rows that a step may carry while others decode. What lies far beyond the steps measured so
- * far is not believed: cost is not linear there, and the first try must not break the bound. */
-static uint32_t rows_in_time(const struct sched_snapshot *s)
+/* What prompts may have of a step while others decode. Rows far beyond the steps measured so far
+ * are not believed: cost is not linear there, and the first try must not break the bound. */
+static struct room room_beside_decoding(const struct sched_snapshot *s, uint32_t rows)
 {
     const struct sched_cost *c = &s->cost;
-    uint64_t trusted = MAX(2 * (uint64_t)c->n_seen, (uint64_t)PROBE_ROWS);
-    if (!(c->ns_per_row > 0))
-        return (uint32_t)MIN(trusted, (uint64_t)PROBE_ROWS);
-    double rows = (double)s->max_step_ns / c->ns_per_row;
-    if (rows < 1)
-        return 1;
-    return rows < (double)trusted ? (uint32_t)rows : (uint32_t)MIN(trusted, (uint64_t)UINT32_MAX);
+    uint64_t trusted = c->ns_per_row > 0 ? 2 * (uint64_t)c->n_seen : 0;
+    double most = (double)s->max_step_ns;
+    return (struct room){.rows = (uint32_t)MIN((uint64_t)rows, MAX(trusted, (uint64_t)PROBE_ROWS)),
+                         .ns = MAX(most - N_DEVIATIONS * c->ns_noise, most / 4)};
 }
 
 static void share_rows(struct work *w)
 {
     const struct sched_snapshot *s = w->s;
     uint32_t n_decode, n_prompt, most = MIN(s->max_rows, s->max_out);
-    count_runnable(w, &n_decode, &n_prompt);
+    uint64_t n_left = count_runnable(w, &n_decode, &n_prompt);
     uint32_t decode_most = most;
     if (n_prompt && n_decode >= most)
         decode_most = most > 1 ? most - (most + 3) / 4 : (uint32_t)(s->step & 1);
     run_decoding(w, decode_most);
-    uint32_t room = s->max_rows - w->d->n_rows;
-    if (n_decode)
-        room = MIN(room, rows_in_time(s));
-    run_prompts(w, room);
+    struct room room = {.rows = s->max_rows - w->d->n_rows, .ns = INFINITY};
+    if (w->d->n_rows && n_left > MANY_ROWS && s->step % ALONE_STEPS == 0)
+        return; /* what decoding takes alone must stay known */
+    run_prompts(w, n_decode ? room_beside_decoding(s, room.rows) : room);
 }
 
 void sched_decide(struct sched_decision *d, const struct sched_snapshot *s)
@@ -471,6 +510,7 @@ void sched_decide(struct sched_decision *d, const struct sched_snapshot *s)
     CHECK(s->max_rows && s->max_out && s->page_tokens && s->n_active <= s->n_seqs);
     struct work w = {.s = s, .d = d, .n_free = s->n_free};
     d->n_admitted = d->n_rows = d->n_decode_rows = d->n_out = 0;
+    d->n_keys = 0;
     end_some(&w);
     keep_running(&w);
     swap_in(&w);
@@ -482,36 +522,83 @@ void sched_decide(struct sched_decision *d, const struct sched_snapshot *s)
         if (!has_ended(&d->verdicts[i]))
             d->verdicts[i].n_pages =
                 is_running(&w, i) ? pages_missing(&w, &s->seqs[i], d->verdicts[i].n_rows) : 0;
-    d->expect_ns = d->n_rows ? s->cost.ns_per_step + d->n_rows * s->cost.ns_per_row : 0;
+    d->expect_ns = d->n_rows ? cost_of(&s->cost, d->n_rows, d->n_keys) : 0;
 }
 
-/* ---- what steps cost ---- */
+/* ---- learning what steps cost ---- */
 
-/* Least squares of t = a + b n over fading weights. Steps of one size say nothing about b: then it
- * stays as it was and only a follows. Both are kept from going negative. */
-void sched_cost_add(struct sched_cost *c, uint32_t n_rows, uint64_t ns)
+enum { N_COSTS = 3, REMEMBERED = 64 }; /* steps that count, fading */
+static const double damping = 0.01;
+
+/* Solve the equations a x = b for those of the costs that are in use; the others are nothing.
+ * Gaussian elimination: a is symmetric and, with the damping, positive definite. */
+static void solve(double x[N_COSTS], const double a0[N_COSTS][N_COSTS], const double b[N_COSTS],
+                  const bool in_use[N_COSTS])
 {
-    const double fade = 1 - 1.0 / 32;
-    double n = n_rows, t = (double)ns;
+    double a[N_COSTS][N_COSTS + 1];
+    for (int i = 0; i < N_COSTS; i++) {
+        for (int k = 0; k < N_COSTS; k++)
+            a[i][k] = in_use[i] && in_use[k] ? a0[i][k] : i == k;
+        a[i][N_COSTS] = in_use[i] ? b[i] : 0;
+    }
+    for (int p = 0; p < N_COSTS; p++)
+        for (int i = p + 1; i < N_COSTS; i++) {
+            double f = a[i][p] / a[p][p];
+            for (int k = p; k <= N_COSTS; k++)
+                a[i][k] -= f * a[p][k];
+        }
+    for (int i = N_COSTS - 1; i >= 0; i--) {
+        x[i] = a[i][N_COSTS];
+        for (int k = i + 1; k < N_COSTS; k++)
+            x[i] -= a[i][k] * x[k];
+        x[i] /= a[i][i];
+    }
+}
+
+/* The least squares of what is remembered, drawn a little to what the costs were: what the steps
+ * cannot tell apart stays as it is. A cost that would be negative is nothing. */
+static void fit(struct sched_cost *c)
+{
+    double a[N_COSTS][N_COSTS], b[N_COSTS], x[N_COSTS] = {0};
+    const double was[N_COSTS] = {c->ns_per_step, c->ns_per_row, c->ns_per_key};
+    bool in_use[N_COSTS], again = true;
+    memcpy(a, c->sum_hh, sizeof a);
+    for (int i = 0; i < N_COSTS; i++) {
+        double d = damping * a[i][i];
+        in_use[i] = d > 0;
+        a[i][i] += d;
+        b[i] = c->sum_ht[i] + d * was[i];
+    }
+    while (again) {
+        again = false;
+        solve(x, a, b, in_use);
+        for (int i = 0; i < N_COSTS; i++)
+            if (in_use[i] && !(x[i] >= 0)) {
+                in_use[i] = false;
+                again = true;
+            }
+    }
+    c->ns_per_step = x[0];
+    c->ns_per_row = x[1];
+    c->ns_per_key = x[2];
+}
+
+void sched_cost_add(struct sched_cost *c, uint32_t n_rows, double n_keys, uint64_t ns)
+{
+    const double h[N_COSTS] = {1, n_rows, n_keys}, fade = 1 - 1.0 / REMEMBERED;
+    double t = (double)MAX(ns, (uint64_t)1), weight = 1 / (t * t);
     if (!n_rows)
         return;
-    c->sum_w = fade * c->sum_w + 1;
-    c->sum_n = fade * c->sum_n + n;
-    c->sum_nn = fade * c->sum_nn + n * n;
-    c->sum_t = fade * c->sum_t + t;
-    c->sum_nt = fade * c->sum_nt + n * t;
-    c->n_seen = MAX(c->n_seen, n_rows);
-    double mean_n = c->sum_n / c->sum_w, mean_t = c->sum_t / c->sum_w;
-    double var = c->sum_nn / c->sum_w - mean_n * mean_n;
-    if (var > 0.01 * mean_n * mean_n) {
-        double slope = (c->sum_nt / c->sum_w - mean_n * mean_t) / var;
-        if (slope > 0)
-            c->ns_per_row = slope;
-    } else if (!(c->ns_per_row > 0) && mean_n >= PROBE_ROWS) {
-        c->ns_per_row = mean_t / mean_n;
+    if (c->n_seen) {
+        double off = fabs(t - cost_of(c, n_rows, n_keys)), known = c->ns_noise * c->ns_noise;
+        off = MIN(off, t / 4); /* one wild step says little of the others */
+        c->ns_noise = sqrt(known + (off * off - known) / REMEMBERED);
     }
-    /* a negative start: the line through the origin fits better than what noise made of it */
-    if (c->ns_per_row * mean_n > mean_t)
-        c->ns_per_row = c->sum_nt / c->sum_nn;
-    c->ns_per_step = MAX(0.0, mean_t - c->ns_per_row * mean_n);
+    for (int i = 0; i < N_COSTS; i++) {
+        for (int k = 0; k < N_COSTS; k++)
+            c->sum_hh[i][k] = fade * c->sum_hh[i][k] + weight * h[i] * h[k];
+        c->sum_ht[i] = fade * c->sum_ht[i] + weight * h[i] * t;
+    }
+    fit(c);
+    c->n_seen = MAX(c->n_seen, n_rows);
 }

@@ -53,11 +53,15 @@ struct sched_tenant {
     uint64_t pending; /* prompt rows of its admitted sequences still to be run */
 };
 
-/* What steps cost on this machine, learnt from them. */
+/* What steps cost on this machine, learnt from them: a step of n rows that look at m keys in all (a
+ * row at position p looks at p + 1, or at those of its window) takes about
+ * ns_per_step + n * ns_per_row + m * ns_per_key. Zeroed: nothing is known. */
 struct sched_cost {
-    double ns_per_row, ns_per_step; /* a step of n rows takes about ns_per_step + n * ns_per_row */
-    uint32_t n_seen;                /* rows of the largest step so far; 0: nothing known */
-    double sum_w, sum_n, sum_nn, sum_t, sum_nt; /* fading sums of the fit */
+    double ns_per_step, ns_per_row, ns_per_key;
+    double ns_noise; /* how far steps lie from that, as a rule */
+    uint32_t n_seen; /* rows of the largest step so far */
+    /* fading sums over the steps, each weighed by 1/t^2: of h h' and h t for h = (1, n, m) */
+    double sum_hh[3][3], sum_ht[3];
 };
 
 struct sched_snapshot {
@@ -109,6 +113,7 @@ struct sched_decision {
     uint32_t n_admitted;
     uint64_t vtime; /* the next snapshot's */
     uint32_t n_rows, n_decode_rows, n_out;
+    double n_keys;    /* that the rows look at */
     double expect_ns; /* how long the step should take */
 };
 
@@ -120,7 +125,8 @@ struct sched_decision {
  *  - Then the tenant that has had the least is admitted first; within a tenant the order is
  *    arrival - 16 * priority. Nobody passes the first one in line.
  *  - Decoding sequences get a row each (the longest unserved first, when not all fit), prompts what
- *    is left of the rows and of max_step_ns, one at least: chunk by chunk the tenant that has had
+ *    is left of the rows and of max_step_ns, one at least (but for one step of 16, which tells what
+ *    decoding takes alone): chunk by chunk the tenant that has had
  *    the least; half of it for its first prompt, half for the shortest of no lower priority.
  *
  * Bounds, where F = max_seqs * the largest n_max: all admitted ones together can be given no more.
@@ -140,12 +146,15 @@ struct sched_decision {
  * rows of (2) are a bound in steps as well.
  *
  * (4) Delay. While somebody decodes a step takes at most max(max_step_ns, one row) longer than its
- * decoding rows alone would, by the costs as learnt. A decoding sequence waits for a page only when
+ * decoding rows alone would, by the costs as learnt; it is planned to take less by as much as steps
+ * are known to stray. A decoding sequence waits for a page only when
  * its own is missing, and for others that decode ceil(n / k) steps, where k rows of a step are for
  * them: all, but when they fill a step and prompts wait too all but a quarter. */
 void sched_decide(struct sched_decision *d, const struct sched_snapshot *s);
 
-/* A step of n_rows took ns: learn from it (fading least squares). */
-void sched_cost_add(struct sched_cost *c, uint32_t n_rows, uint64_t ns);
+/* A step of n_rows that looked at n_keys took ns: learn from it. Fading least squares of relative
+ * errors, damped towards what was known (Levenberg 1944), so that steps of one kind do not unlearn
+ * what others have taught. */
+void sched_cost_add(struct sched_cost *c, uint32_t n_rows, double n_keys, uint64_t ns);
 
 #endif

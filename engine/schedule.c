@@ -374,5 +374,6 @@ void schedule_step(struct engine *en)
     c->tenants = c->next_tenants;
     c->next_tenants = tenants;
     c->vtime = d.vtime;
+    c->n_keys = d.n_keys;
     fill_batch(en, &d);
 }

@@ -336,6 +336,7 @@ static inline void check_passing(struct sim *m)
 static inline void check_rows(struct sim *m)
 {
     uint32_t n = 0, n_out = 0, n_decode = 0, n_left = 0;
+    double decode_keys = 0, most_keys = 0;
     bool decoding = false, moved = false;
     for (uint32_t i = 0; i < m->n_jobs; i++) {
         const struct sched_seq *q = &m->seqs[i];
@@ -345,6 +346,8 @@ static inline void check_rows(struct sim *m)
         OK(v->n_rows <= (runs && !v->stalled ? MAX(q->n_left, 1u) : 0));
         n += v->n_rows;
         n_decode += q->n_left ? 0 : v->n_rows;
+        decode_keys += q->n_left || !v->n_rows ? 0 : q->n_kv + 1;
+        most_keys = MAX(most_keys, q->n_kv + 1.0);
         n_out += q->all_logits && q->n_left ? v->n_rows : v->n_rows && v->n_rows >= q->n_left;
         n_left += !sim_ends(v->move);
         decoding = decoding || (runs && !v->stalled && !q->n_left);
@@ -353,9 +356,11 @@ static inline void check_rows(struct sim *m)
     OK(n == m->d.n_rows && n_out == m->d.n_out && n_decode == m->d.n_decode_rows);
     OK(n <= m->max_rows && n_out <= m->max_out);
     OK_MSG(n || moved || !n_left, "step %d does nothing for %u jobs", (int)m->step, n_left);
-    double alone = m->cost.ns_per_step + n_decode * m->cost.ns_per_row;
-    OK(!decoding || m->cost.ns_per_row <= 0 ||
-       m->d.expect_ns <= alone + MAX((double)m->max_step_ns, m->cost.ns_per_row) + 1);
+    const struct sched_cost *c = &m->cost;
+    double alone = c->ns_per_step + n_decode * c->ns_per_row + decode_keys * c->ns_per_key;
+    double row = c->ns_per_row + most_keys * c->ns_per_key;
+    OK(!decoding || c->ns_per_row <= 0 ||
+       m->d.expect_ns <= alone + MAX((double)m->max_step_ns, row) + 1);
 }
 
 /* Who decodes and lacks no page gets its row in time. */

@@ -2,6 +2,7 @@
  * a machine that checks every decision (sched_sim.h). */
 #include "tests/unit/sched_sim.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Keep n jobs of a tenant waiting or running. */
@@ -487,6 +488,8 @@ static struct sim *random_machine(uint64_t *rng)
         sim_new(1 + below(rng, 4), 1 + below(rng, 8), 1 + below(rng, 40), 4 + below(rng, 24));
     m->max_out = MIN(m->max_rows, 1 + below(rng, 2) * (m->max_seqs + below(rng, 8)));
     m->cost.ns_per_row = below(rng, 8) ? 1e5 * (double)(1 + below(rng, 2000)) : 0;
+    m->cost.ns_per_key = below(rng, 2) ? 1e3 * (double)below(rng, 1000) : 0;
+    m->cost.ns_noise = below(rng, 2) ? 1e6 * (double)below(rng, 30) : 0;
     m->cost.n_seen = below(rng, 64);
     m->max_step_ns = 1000000u * below(rng, 100);
     return m;
@@ -585,30 +588,102 @@ static void test_the_same_snapshot_gives_the_same_decision(void)
 
 /* ---- cost ---- */
 
-static void test_cost_of_rows_and_steps_is_learnt(void)
+static void test_cost_of_rows_keys_and_steps_is_learnt(void)
 {
     struct sched_cost c = {0};
     uint64_t rng = 5;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 400; i++) {
         uint32_t n = i % 10 ? 4 : 1 + below(&rng, 200);
+        double keys = n * (double)below(&rng, 8000);
         double noise = 1 + 0.05 * unit_randn(&rng);
-        sched_cost_add(&c, n, (uint64_t)((30e6 + 2e6 * n) * noise));
+        sched_cost_add(&c, n, keys, (uint64_t)((30e6 + 2e6 * n + 1e3 * keys) * noise));
     }
-    OK_MSG(c.ns_per_row > 1.8e6 && c.ns_per_row < 2.2e6, "%g ns a row", c.ns_per_row);
+    OK_MSG(c.ns_per_row > 1.7e6 && c.ns_per_row < 2.3e6, "%g ns a row", c.ns_per_row);
     OK_MSG(c.ns_per_step > 24e6 && c.ns_per_step < 36e6, "%g ns a step", c.ns_per_step);
-    /* steps of one size tell nothing about rows: that stays, the step's cost follows */
-    double row = c.ns_per_row;
-    for (int i = 0; i < 1000; i++)
-        sched_cost_add(&c, 4, 58000000);
-    OK_MSG(c.ns_per_row > 0.8 * row && c.ns_per_row < 1.2 * row, "%g ns a row", c.ns_per_row);
-    OK_MSG(c.ns_per_step > 48e6 && c.ns_per_step < 52e6, "%g ns a step", c.ns_per_step);
-    /* a machine that became ten times slower */
+    OK_MSG(c.ns_per_key > 0.8e3 && c.ns_per_key < 1.2e3, "%g ns a key", c.ns_per_key);
+    OK_MSG(c.ns_noise > 1e6 && c.ns_noise < 40e6, "%g ns of noise", c.ns_noise);
+    /* steps of one kind are expected rightly in the end, whatever makes them slower */
+    for (int i = 0; i < 3000; i++)
+        sched_cost_add(&c, 4, 4000, 58000000);
+    double expect = c.ns_per_step + 4 * c.ns_per_row + 4000 * c.ns_per_key;
+    OK_MSG(expect > 56e6 && expect < 60e6, "%g ns expected of 58e6", expect);
+    OK_MSG(c.ns_per_row < 8e6, "%g ns a row", c.ns_per_row);
+    OK_MSG(c.ns_noise < 3e6, "%g ns of noise", c.ns_noise);
+    /* a clock that stands still, and one that jumped */
     for (int i = 0; i < 200; i++)
-        sched_cost_add(&c, 1 + below(&rng, 200), 0);
-    OK(c.ns_per_row >= 0 && c.ns_per_step >= 0);
+        sched_cost_add(&c, 1 + below(&rng, 200), 1e4, 0);
+    OK(c.ns_per_row >= 0 && c.ns_per_step >= 0 && c.ns_per_key >= 0);
+    sched_cost_add(&c, 1, 1, UINT64_MAX);
+    OK(isfinite(c.ns_per_row) && isfinite(c.ns_per_step) && isfinite(c.ns_per_key));
     struct sched_cost one = {0};
-    sched_cost_add(&one, 100, 5000000);
-    OK(one.ns_per_row == 50000 && one.ns_per_step == 0 && one.n_seen == 100);
+    sched_cost_add(&one, 100, 5000, 5000000);
+    expect = one.ns_per_step + 100 * one.ns_per_row + 5000 * one.ns_per_key;
+    OK_MSG(expect > 4e6 && expect <= 5e6 && one.n_seen == 100, "%g ns of 5e6", expect);
+}
+
+/* A machine like a small one with a model of 1.2 thousand million weights, whose steps stray by a
+ * twentieth: four streams decode, then a prompt of 8,000 tokens comes, where each row looks at ever
+ * more keys. How far are the streams' delays beyond what they were? */
+static void test_a_long_prompt_keeps_the_bound_while_its_cost_grows(void)
+{
+    enum { STREAMS = 4, PROMPT = 8000, ALONE = 50, MOST = 4000 };
+    struct sched_seq q[STREAMS + 1] = {{.n_left = 0}};
+    struct sched_verdict v[STREAMS + 1];
+    struct sched_tenant t = {0}, next;
+    uint32_t admitted[STREAMS + 1];
+    struct sched_decision d = {.verdicts = v, .tenants = &next, .admitted = admitted};
+    struct sched_snapshot s = {.seqs = q,
+                               .tenants = &t,
+                               .n_tenants = 1,
+                               .max_seqs = STREAMS + 1,
+                               .max_rows = 512,
+                               .max_out = 32,
+                               .page_tokens = 32,
+                               .n_pages = 2000,
+                               .n_free = 1000,
+                               .max_step_ns = 50000000};
+    static double beyond[MOST];
+    uint64_t rng = 11;
+    uint32_t n = 0, n_prompt_steps = 0;
+    for (int i = 0; i <= STREAMS; i++)
+        q[i] = (struct sched_seq){.state = SCHED_RESIDENT,
+                                  .arrival = (uint64_t)i,
+                                  .n_kv = 64,
+                                  .n_max = 9000,
+                                  .n_pages = 300,
+                                  .n_own = 300};
+    q[STREAMS].n_kv = 0;
+    q[STREAMS].n_left = PROMPT;
+    sched_cost_add(&s.cost, 256, 256 * 32, 1000000000); /* the streams' own prompts */
+    for (s.step = 1; q[STREAMS].n_left && n < MOST; s.step++) {
+        s.n_active = s.n_seqs = STREAMS + (s.step > ALONE);
+        sched_decide(&d, &s);
+        double base = 22e6, own = base;
+        for (int i = 0; i < STREAMS; i++)
+            own += 4e6 + 1e3 * q[i].n_kv;
+        double took = base + 4e6 * d.n_rows + 1e3 * d.n_keys;
+        took *= 1 + 0.05 * MAX(-2.0, MIN(3.0, unit_randn(&rng)));
+        sched_cost_add(&s.cost, d.n_rows, d.n_keys, (uint64_t)took);
+        for (uint32_t i = 0; i < s.n_seqs; i++) {
+            OK(v[i].n_rows >= (i < STREAMS || s.step % 16));
+            q[i].n_kv += v[i].n_rows;
+            q[i].n_left -= i == STREAMS ? v[i].n_rows : 0;
+        }
+        if (s.step > ALONE) {
+            beyond[n++] = took - own;
+            n_prompt_steps++;
+        }
+    }
+    OK_MSG(!q[STREAMS].n_left, "%u tokens are left", q[STREAMS].n_left);
+    uint32_t over = 0;
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        over += beyond[i] > 50e6;
+        sum += beyond[i];
+    }
+    OK_MSG(over * 100 <= n, "%u of %u steps beyond the bound", over, n);
+    OK_MSG(sum / n > 30e6, "only %.1f ms of 50 used in %u steps", sum / n / 1e6,
+           n); /* and prompts get their room */
 }
 
 int main(int argc, char **argv)
@@ -640,7 +715,8 @@ int main(int argc, char **argv)
         T(priority_goes_first_and_cannot_starve_its_own_tenant),
         T(ten_thousand_random_schedules_hold_every_rule),
         T(the_same_snapshot_gives_the_same_decision),
-        T(cost_of_rows_and_steps_is_learnt),
+        T(cost_of_rows_keys_and_steps_is_learnt),
+        T(a_long_prompt_keeps_the_bound_while_its_cost_grows),
     };
     return unit_main(argc, argv, tests, ARRAY_LEN(tests));
 }
