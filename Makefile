@@ -101,7 +101,7 @@ asan:
 tsan:
 	@$(MAKE) --no-print-directory -j2 MODE=tsan B=$(B)-tsan $(TSAN:%=$(B)-tsan/unit/%)
 	tests/run.sh $(TSAN:%=$(B)-tsan/unit/%)
-TSAN := test_engine test_cpu test_store test_prefix_store test_prefix_cache test_bench_serve
+TSAN := test_engine test_cpu test_store test_prefix_store test_prefix_cache test_bench_serve test_models
 fuzz:
 	@$(MAKE) --no-print-directory -j2 MODE=fuzz B=$(B)-fuzz fuzzers
 	tests/fuzz/run.sh $(B)-fuzz/fuzz

@@ -5,7 +5,8 @@
  * Bit-for-bit rule: a row of a batch gives the same bits whatever else is in the batch, however its
  * prompt was chunked and however many threads run, on one kind of device.
  *
- * Threads: open/load/prepare/run/kv_* of one `struct device` are called by one thread at a time. */
+ * Threads: load/unload/prepare/exec_free/run/kv_* of one `struct device` are called by one thread
+ * at a time, not always the same one. Several models may live on one device. */
 #ifndef INGOT_BACKEND_H
 #define INGOT_BACKEND_H
 
@@ -144,6 +145,8 @@ struct backend {
     /* Bytes the weight will take on the device; for the placement, before anything is loaded. */
     uint64_t (*weight_bytes)(struct device *d, const struct weight_src *src);
     int (*load)(struct device *d, struct weight **out, const struct weight_src *src, struct err *e);
+    /* Free one weight that no exec uses any more; the device stays. */
+    void (*unload)(struct device *d, struct weight *w);
     /* Bytes of KV and of scratch that a plan (its ops' weights may be NULL) will need. */
     void (*plan_bytes)(struct device *d, const struct plan *p, uint64_t *kv, uint64_t *scratch);
     int (*prepare)(struct device *d, struct exec **out, const struct plan *p, struct err *e);

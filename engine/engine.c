@@ -15,6 +15,7 @@ enum {
     IDLE_AGAIN_NS = 20000000, /* until the persistent tier is asked again to take more */
     WRITE_SHARE = 10,         /* writing behind takes one part in so many of a step */
 };
+static const uint64_t drain_ns = 30000000000u; /* that closing waits for the persistent tier */
 
 /* ---- the end of a request ---- */
 
@@ -185,7 +186,7 @@ static void run_step(struct engine *en)
         if (en->batch_owner[i]->state == SEQ_PROMPT)
             n_prompt_rows += b->seqs[i].n_rows;
     uint64_t start = now_ns();
-    int rc = en->ld.be->run(en->ld.exec, b, &why);
+    int rc = shared_run(en->ld.shared, en->ld.exec, b, &why);
     uint64_t step_ns = now_ns() - start;
     if (!rc)
         sched_cost_add(&en->schedule.cost, (uint32_t)b->n_rows, en->schedule.n_keys, step_ns);
@@ -453,24 +454,30 @@ static int start_thread(struct engine *en, struct err *e)
     return 0;
 }
 
+/* The model is on the device: all that depends on the engine's sizes. */
+static int start(struct engine *en, struct model_file *f, const struct engine_config *c,
+                 uint64_t begin_ns, struct err *e)
+{
+    if (take_buffers(en, e) || open_prefix(en, f, c, e))
+        return -1;
+    fill_info(en, f, (double)(now_ns() - begin_ns) / 1e9);
+    return start_thread(en, e);
+}
+
 int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
                    const struct backend *be, struct err *e)
 {
-    uint64_t start = now_ns();
+    uint64_t begin = now_ns();
     struct engine *en = mem_zalloc(sizeof *en);
     if (!en)
         return err_set(e, ERR_MEMORY, "out of memory for the engine");
     if (loaded_place(&en->ld, f, c, be, e) || engine_read_text(en, model_file_gguf(f), e) ||
-        loaded_fill(&en->ld, f, c, e) || take_buffers(en, e) || open_prefix(en, f, c, e))
-        goto fail;
-    fill_info(en, f, (double)(now_ns() - start) / 1e9);
-    if (start_thread(en, e))
-        goto fail;
+        loaded_fill(&en->ld, f, c, e) || start(en, f, c, begin, e)) {
+        engine_close(en);
+        return -1;
+    }
     *out = en;
     return 0;
-fail:
-    engine_close(en);
-    return -1;
 }
 
 int engine_open(struct engine **out, struct model_file *f, const struct engine_config *c,
@@ -482,17 +489,16 @@ int engine_open(struct engine **out, struct model_file *f, const struct engine_c
     return engine_open_on(out, f, c, be, e);
 }
 
-void engine_close(struct engine *en)
+/* The other way round: what is left is the model on the device, and its text. */
+static void stop(struct engine *en)
 {
-    if (!en)
-        return;
     if (en->thread_ready) {
         pthread_mutex_lock(&en->mu);
         en->closing = true;
         pthread_cond_signal(&en->wake);
         pthread_mutex_unlock(&en->mu);
         pthread_join(en->thread, NULL);
-        prefix_cache_drain(en->prefix);
+        prefix_cache_drain(en->prefix, now_ns() + drain_ns);
     }
     if (en->mu_ready) {
         pthread_cond_destroy(&en->wake);
@@ -515,10 +521,50 @@ void engine_close(struct engine *en)
     mem_free(en->row_ids);
     mem_free(en->want);
     mem_free(en->logits);
+}
+
+void engine_close(struct engine *en)
+{
+    if (!en)
+        return;
+    stop(en);
     template_free(en->tmpl);
     tokenizer_free(en->tok);
     loaded_fini(&en->ld);
     mem_free(en);
+}
+
+/* What stop() has freed must not be found again; what was read from the file stays. */
+static void reset(struct engine *en, const struct loaded *ld)
+{
+    struct engine kept = {.ld = *ld,
+                          .tok = en->tok,
+                          .tmpl = en->tmpl,
+                          .tmpl_err = en->tmpl_err,
+                          .sample = en->sample,
+                          .max_piece = en->max_piece};
+    *en = kept;
+}
+
+int engine_reshape(struct engine **en, struct model_file *f, const struct engine_config *c,
+                   struct err *e)
+{
+    uint64_t begin = now_ns();
+    struct loaded next = {0}, old;
+    if (loaded_place_again(&next, &(*en)->ld, f, c, e)) {
+        loaded_fini(&next);
+        return -1;
+    }
+    stop(*en);
+    old = (*en)->ld;
+    reset(*en, &next);
+    int rc = loaded_move(&(*en)->ld, &old, e);
+    loaded_fini(&old);
+    if (!rc && !start(*en, f, c, begin, e))
+        return 0;
+    engine_close(*en);
+    *en = NULL;
+    return -1;
 }
 
 const struct engine_info *engine_info(const struct engine *en)

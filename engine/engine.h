@@ -16,6 +16,7 @@ struct engine;
 struct engine_config {   /* zero gives the defaults */
     const char *backend; /* NULL: "auto" */
     int32_t n_threads;   /* 0: as many as the process may use */
+    uint64_t max_bytes;  /* that it may take on the device at most; 0: what is free there */
     uint32_t n_ctx;      /* tokens of one sequence; 0: what the header states, at most 8192 */
     uint32_t n_seqs;     /* sequences that run at the same time; 0: 1 */
     /* KV pages (of KV_PAGE_TOKENS tokens) that sequences share; one whole context at least. 0: a
@@ -59,6 +60,13 @@ int engine_place(struct engine_placement *p, struct model_file *f, const struct 
 int engine_open(struct engine **out, struct model_file *f, const struct engine_config *c,
                 struct err *e);
 void engine_close(struct engine *en); /* cancels what runs, joins the thread; NULL is fine */
+/* Another context length, number of sequences, KV type ...: the weights stay where they are, KV
+ * goes through the persistent tier. Nobody else may use the engine meanwhile; requests that run are
+ * cancelled. f is the same model (ERR_CORRUPT: it has changed), c's backend and n_threads are those
+ * it was opened with. When the new shape is refused or does not fit, the engine stays as it was;
+ * when memory runs out after that it is closed, and *en is NULL. */
+int engine_reshape(struct engine **en, struct model_file *f, const struct engine_config *c,
+                   struct err *e);
 
 struct engine_info {
     char arch[32], name[128],

@@ -103,11 +103,33 @@ struct limits { /* an engine's sizes, settled */
 int plan_build(struct plan *p, struct arena *a, const struct model *m, const struct limits *l,
                struct err *e);
 
+/* ---- devices that engines share (device.c) ---- */
+
+struct shared_device;
+/* The device that is open already for the same three, or a new one. From any thread. */
+int shared_device_take(struct shared_device **out, const struct backend *be, int index,
+                       int32_t n_threads, struct err *e);
+void shared_device_drop(struct shared_device *s); /* the last one closes it; NULL is fine */
+struct device *shared_device_get(const struct shared_device *s);
+/* What the backend's functions of these names do, when it is the caller's turn. */
+int shared_load(struct shared_device *s, struct weight **out, const struct weight_src *src,
+                struct err *e);
+void shared_unload(struct shared_device *s, struct weight *w);
+int shared_prepare(struct shared_device *s, struct exec **out, const struct plan *p, struct err *e);
+void shared_exec_free(struct shared_device *s, struct exec *x);
+int shared_run(struct shared_device *s, struct exec *x, const struct batch *b, struct err *e);
+int shared_kv_read(struct shared_device *s, struct exec *x, void *dst, int32_t page, struct err *e);
+int shared_kv_write(struct shared_device *s, struct exec *x, int32_t page, const void *src,
+                    struct err *e);
+void shared_kv_copy(struct shared_device *s, struct exec *x, int32_t to, int32_t from);
+
 /* ---- placement and loading (load.c) ---- */
 
 struct loaded { /* one model on one device; zeroed: nothing */
     const struct backend *be;
-    struct device *dev;
+    struct shared_device *shared;
+    struct device *dev; /* shared's */
+    char digest[96];    /* of the weights; set when they are there */
     struct exec *exec;
     struct model model;
     struct limits lim;
@@ -122,6 +144,12 @@ int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_co
 int loaded_fill(struct loaded *ld, struct model_file *f, const struct engine_config *c,
                 struct err *e);
 void loaded_fini(struct loaded *ld);
+/* For another shape of `old`, whose weights stay: as loaded_place, on the same device; its weights
+ * are not counted as missing. Then loaded_move takes them over and prepares the plan: `old` is
+ * without exec and weights from there on, and both are to be ended with loaded_fini. */
+int loaded_place_again(struct loaded *ld, const struct loaded *old, struct model_file *f,
+                       const struct engine_config *c, struct err *e);
+int loaded_move(struct loaded *ld, struct loaded *old, struct err *e);
 
 /* ---- KV pages (kv.c) ---- */
 
@@ -306,6 +334,15 @@ struct engine {
 /* engine_open on a given backend, for tests that bring their own. */
 int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
                    const struct backend *be, struct err *e);
+int engine_place_on(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
+                    const struct backend *be, struct err *e);
+/* Likewise models_open (models.c). */
+struct models;
+struct models_config;
+int models_open_on(struct models **out, const struct models_config *c, const struct backend *be,
+                   struct err *e);
+/* Bytes on the device and beside it that an engine counts for. */
+uint64_t placement_bytes(const struct engine_placement *p);
 /* For tests: see every op's output. Set before the first request. */
 void engine_set_tap(struct engine *en,
                     void (*tap)(void *user, const struct op *op, const float *rows, int32_t n_rows,

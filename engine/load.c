@@ -177,7 +177,7 @@ static int load_weights(struct loaded *ld, struct model_file *f, const struct en
         if (!r.t)
             continue;
         struct weight_src src = weight_source(&r, model_tensor_is_vector(i));
-        if (i != ROLE_ROPE_FREQS && ld->be->load(ld->dev, &mt->w, &src, e))
+        if (i != ROLE_ROPE_FREQS && shared_load(ld->shared, &mt->w, &src, e))
             return -1;
         done += r.t->n_bytes;
         if (c->progress && !c->quiet_load && c->progress(c->user, done, ld->model.n_bytes))
@@ -214,7 +214,7 @@ static void suggest(char *out, size_t n, const struct engine_placement *p)
         snprintf(out, n, "use a smaller quantization or a larger machine");
 }
 
-static uint64_t bytes_needed(const struct engine_placement *p)
+uint64_t placement_bytes(const struct engine_placement *p)
 {
     uint64_t n;
     if (add_over(p->weight_bytes, p->kv_bytes, &n) || add_over(n, p->scratch_bytes, &n) ||
@@ -228,7 +228,7 @@ static uint64_t bytes_needed(const struct engine_placement *p)
 static void settle_pages(struct limits *l, struct engine_placement *p,
                          const struct engine_config *c)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
     if (c->kv_pages || need <= p->free_bytes)
         return;
     uint64_t fit = p->free_bytes / 16 * 15, fixed = need - p->kv_bytes;
@@ -240,7 +240,7 @@ static void settle_pages(struct limits *l, struct engine_placement *p,
 /* Host memory for those that are swapped out, where all may not be here at once. */
 static void settle_swap(struct limits *l, struct engine_placement *p, const struct engine_config *c)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
     uint64_t missing = (uint64_t)l->max_held * l->n_seqs - l->n_pages;
     uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
     if (!missing)
@@ -255,7 +255,7 @@ static void settle_swap(struct limits *l, struct engine_placement *p, const stru
 static int settle_prefix(struct limits *l, struct engine_placement *p,
                          const struct engine_config *c, struct err *e)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
     uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
     uint64_t n = c->prefix_ram_bytes / page_bytes;
     if (!c->prefix_ram_bytes)
@@ -268,9 +268,9 @@ static int settle_prefix(struct limits *l, struct engine_placement *p,
     return 0;
 }
 
-static int check_fits(const struct engine_placement *p, struct err *e)
+static int check_fits(const struct engine_placement *p, uint64_t max_bytes, struct err *e)
 {
-    uint64_t need = bytes_needed(p);
+    uint64_t need = placement_bytes(p);
     if (need <= p->free_bytes)
         return 0;
     char all[32], w[32], kv[32], scratch[32], left[32], hint[128];
@@ -278,9 +278,10 @@ static int check_fits(const struct engine_placement *p, struct err *e)
     return err_set(
         e, ERR_MEMORY,
         "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s) but %.80s "
-        "has %s free; %s",
+        "has %s %s; %s",
         human(all, need), human(w, p->weight_bytes), human(kv, p->kv_bytes), p->n_seqs, p->n_ctx,
-        human(scratch, p->scratch_bytes), p->device, human(left, p->free_bytes), hint);
+        human(scratch, p->scratch_bytes), p->device, human(left, p->free_bytes),
+        max_bytes && p->free_bytes >= max_bytes ? "for it" : "free", hint);
 }
 
 static int open_device(struct loaded *ld, const struct engine_config *c, struct err *e)
@@ -293,16 +294,16 @@ static int open_device(struct loaded *ld, const struct engine_config *c, struct 
     if (at >= n)
         return err_set(e, ERR_DEVICE, "backend '%s' has no usable device: %s", ld->be->name,
                        n > 0 ? info[0].why_not : "none was found");
-    struct device_config dc = {.n_threads = c->n_threads};
-    if (ld->be->open(&ld->dev, at, &dc, e))
+    if (shared_device_take(&ld->shared, ld->be, at, c->n_threads, e))
         return -1;
+    ld->dev = shared_device_get(ld->shared);
     snprintf(ld->placement.device, sizeof ld->placement.device, "%s", info[at].name);
     ld->placement.free_bytes = info[at].free_bytes;
     return 0;
 }
 
-int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
-                 const struct backend *be, struct err *e)
+static int place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                 const struct backend *be, uint64_t held_bytes, struct err *e)
 {
     struct arena sizing = {0};
     struct plan plan;
@@ -313,6 +314,10 @@ int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_co
         plan_build(&plan, &sizing, &ld->model, &ld->lim, e))
         goto out;
     struct engine_placement *p = &ld->placement;
+    if (add_over(p->free_bytes, held_bytes, &p->free_bytes))
+        p->free_bytes = UINT64_MAX;
+    if (c->max_bytes)
+        p->free_bytes = MIN(p->free_bytes, c->max_bytes);
     p->n_ctx = ld->lim.n_ctx;
     p->n_seqs = ld->lim.n_seqs;
     p->weight_bytes = count_weight_bytes(ld, f);
@@ -323,7 +328,7 @@ int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_co
         goto out;
     p->n_pages = (uint32_t)(plan.n_pages = (int32_t)ld->lim.n_pages);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
-    rc = check_fits(p, e);
+    rc = check_fits(p, c->max_bytes, e);
 out:
     if (rc)
         err_prefix(e, "%.120s", model_file_name(f));
@@ -331,39 +336,86 @@ out:
     return rc;
 }
 
+int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
+                 const struct backend *be, struct err *e)
+{
+    return place(ld, f, c, be, 0, e);
+}
+
+int loaded_place_again(struct loaded *ld, const struct loaded *old, struct model_file *f,
+                       const struct engine_config *c, struct err *e)
+{
+    const char *digest = model_file_digest(f);
+    if (strcmp(digest, old->digest))
+        return err_set(e, ERR_CORRUPT, "%.120s is not the model that was loaded: it has changed",
+                       model_file_name(f));
+    /* Of the old pages and scratch nobody knows how much had been touched: not counted on. */
+    if (place(ld, f, c, old->be, old->placement.weight_bytes, e))
+        return -1;
+    CHECK(model_n_tensors(&ld->model) == model_n_tensors(&old->model));
+    if (ld->shared != old->shared)
+        return err_set(e, ERR_USAGE, "another number of threads needs the model to be loaded anew");
+    snprintf(ld->digest, sizeof ld->digest, "%s", digest);
+    return 0;
+}
+
+int loaded_move(struct loaded *ld, struct loaded *old, struct err *e)
+{
+    shared_exec_free(old->shared, old->exec);
+    old->exec = NULL;
+    for (size_t i = 0, n = model_n_tensors(&ld->model); i < n; i++) {
+        ld->model.tensors[i].w = old->model.tensors[i].w;
+        old->model.tensors[i].w = NULL;
+    }
+    ld->model.rope_freqs = old->model.rope_freqs;
+    old->model.rope_freqs = NULL;
+    if (plan_build(&ld->plan, &ld->arena, &ld->model, &ld->lim, e))
+        return -1;
+    return shared_prepare(ld->shared, &ld->exec, &ld->plan, e);
+}
+
 int loaded_fill(struct loaded *ld, struct model_file *f, const struct engine_config *c,
                 struct err *e)
 {
     if (read_rope_freqs(&ld->model, f, e) || load_weights(ld, f, c, e) ||
         plan_build(&ld->plan, &ld->arena, &ld->model, &ld->lim, e) ||
-        ld->be->prepare(ld->dev, &ld->exec, &ld->plan, e)) {
+        shared_prepare(ld->shared, &ld->exec, &ld->plan, e)) {
         if (!e || e->code != ERR_CANCELLED)
             err_prefix(e, "%.120s", model_file_name(f));
         return -1;
     }
+    snprintf(ld->digest, sizeof ld->digest, "%s", model_file_digest(f));
     return 0;
 }
 
 void loaded_fini(struct loaded *ld)
 {
     if (ld->exec)
-        ld->be->exec_free(ld->exec);
-    if (ld->dev)
-        ld->be->close(ld->dev);
+        shared_exec_free(ld->shared, ld->exec);
+    for (size_t i = 0; ld->model.tensors && i < model_n_tensors(&ld->model); i++)
+        if (ld->model.tensors[i].w)
+            shared_unload(ld->shared, ld->model.tensors[i].w);
+    shared_device_drop(ld->shared);
     model_fini(&ld->model);
     arena_fini(&ld->arena);
     *ld = (struct loaded){0};
+}
+
+int engine_place_on(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
+                    const struct backend *be, struct err *e)
+{
+    struct loaded ld = {0};
+    int rc = loaded_place(&ld, f, c, be, e);
+    *p = ld.placement;
+    loaded_fini(&ld);
+    return rc;
 }
 
 int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
                  struct err *e)
 {
     const struct backend *be;
-    struct loaded ld = {0};
     if (backend_choose(&be, c->backend, e))
         return -1;
-    int rc = loaded_place(&ld, f, c, be, e);
-    *p = ld.placement;
-    loaded_fini(&ld);
-    return rc;
+    return engine_place_on(p, f, c, be, e);
 }

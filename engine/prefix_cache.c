@@ -58,7 +58,7 @@ int prefix_cache_init(struct prefix_cache *pc, struct kv_pool *pool, struct kv_s
 {
     *pc = (struct prefix_cache){.pool = pool,
                                 .store = c->prefix_store,
-                                .be = ld->be,
+                                .device = ld->shared,
                                 .exec = ld->exec,
                                 .share = c->share_prefix,
                                 .swap = swap,
@@ -112,7 +112,7 @@ static bool put_node(struct prefix_cache *pc, int32_t node)
         .cost_us = (uint32_t)((double)n->value * pc->tree.page_kib),
     };
     if (!prefix_has(pc->store, &page.key)) {
-        if (pc->be->kv_read(pc->exec, pc->page, n->page, &e)) {
+        if (shared_kv_read(pc->device, pc->exec, pc->page, n->page, &e)) {
             log_line(LOG_WARN, "a page of the prefix cache is not kept: %s", e.msg);
             return true; /* asking again would not help */
         }
@@ -146,12 +146,17 @@ bool prefix_cache_write_behind(struct prefix_cache *pc, bool *again, uint64_t de
     return false;
 }
 
-void prefix_cache_drain(struct prefix_cache *pc)
+void prefix_cache_drain(struct prefix_cache *pc, uint64_t deadline_ns)
 {
     bool again = false;
-    while (prefix_cache_write_behind(pc, &again, UINT64_MAX) || again)
+    while (prefix_cache_write_behind(pc, &again, deadline_ns) || again) {
+        if (now_ns() >= deadline_ns) {
+            log_line(LOG_WARN, "the disk is too slow: not all of the prefix cache was kept");
+            return;
+        }
         if (prefix_flush(pc->store, NULL))
             return;
+    }
 }
 
 /* ---- pages ---- */
@@ -302,7 +307,7 @@ static enum found write_page(struct prefix_cache *pc, struct kv_seq *kv, const u
     int32_t page = take_page(pc);
     if (page < 0)
         return NO_PAGE;
-    if (pc->be->kv_write(pc->exec, page, from, &e)) {
+    if (shared_kv_write(pc->device, pc->exec, page, from, &e)) {
         log_line(LOG_WARN, "a page of the prefix cache cannot be used: %s", e.msg);
         kv_page_drop(pc->pool, page);
         return ABSENT;
@@ -401,7 +406,7 @@ void prefix_cache_copy(struct prefix_cache *pc, struct kv_seq *kv)
     if (own < 0 && (own = take_page(pc)) >= 0)
         kv_seq_add(kv, pc->pool, own);
     if (own >= 0) {
-        pc->be->kv_copy(pc->exec, own, pc->tree.nodes[node].page);
+        shared_kv_copy(pc->device, pc->exec, own, pc->tree.nodes[node].page);
         prefix_tree_touch(&pc->tree, node);
         count_hit(pc, kv, PREFIX_COPY, n - begun);
     }
@@ -560,7 +565,7 @@ static int32_t park_page(struct prefix_cache *pc, int32_t page)
 {
     struct err e = {0};
     int32_t at = kv_swap_take(pc->swap);
-    if (at >= 0 && pc->be->kv_read(pc->exec, kv_swap_page(pc->swap, at), page, &e)) {
+    if (at >= 0 && shared_kv_read(pc->device, pc->exec, kv_swap_page(pc->swap, at), page, &e)) {
         log_line(LOG_WARN, "a KV page cannot be swapped out: %s", e.msg);
         kv_swap_drop(pc->swap, at);
         return -1;

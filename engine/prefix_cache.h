@@ -24,7 +24,7 @@ struct prefix_cache {
     struct kv_pool *pool;
     struct kv_swap *swap;
     struct prefix_store *store; /* the caller's; NULL: RAM only */
-    const struct backend *be;
+    struct shared_device *device;
     struct exec *exec;
     uint64_t page_bytes;
     uint8_t *page;               /* [page_bytes] between device and store; NULL without a store */
@@ -43,8 +43,9 @@ struct prefix_cache {
 int prefix_cache_init(struct prefix_cache *pc, struct kv_pool *pool, struct kv_swap *swap,
                       const struct loaded *ld, const struct engine_config *c, const char *digest,
                       struct err *e);
-/* Hand what is not stored yet to the persistent tier, waiting for it if need be. */
-void prefix_cache_drain(struct prefix_cache *pc);
+/* Hand what is not stored yet to the persistent tier, waiting for it if need be, until deadline_ns:
+ * what is left then is lost, with a line in the log. */
+void prefix_cache_drain(struct prefix_cache *pc, uint64_t deadline_ns);
 void prefix_cache_fini(struct prefix_cache *pc);
 
 /* A request begins in an empty slot; with no_reuse it keeps out of the tree. */

@@ -380,9 +380,21 @@ static int cpu_load(struct device *d, struct weight **out, const struct weight_s
         return -1;
     }
     w->next = d->weights;
+    w->at = &d->weights;
+    if (w->next)
+        w->next->at = &w->next;
     d->weights = w;
     *out = w;
     return 0;
+}
+
+static void cpu_unload(struct device *d, struct weight *w)
+{
+    *w->at = w->next;
+    if (w->next)
+        w->next->at = w->at;
+    mem_pages_free(w->data, w->n_bytes);
+    mem_free(w);
 }
 
 static int cpu_kv_read(struct exec *x, void *dst, int32_t page, struct err *e)
@@ -419,6 +431,7 @@ const struct backend backend_cpu = {
     .close = cpu_close,
     .weight_bytes = cpu_weight_bytes,
     .load = cpu_load,
+    .unload = cpu_unload,
     .plan_bytes = exec_bytes,
     .prepare = exec_new,
     .exec_free = exec_free,

@@ -66,6 +66,7 @@ struct weight { /* a packed matrix, or a float32 vector (n_out == 0) */
     size_t n_bytes;
     uint8_t *data;       /* mem_pages; vectors: floats, padded with zeros to 16 */
     struct weight *next; /* the device's list */
+    struct weight **at;  /* what points at this one there */
 };
 size_t pack_panel_bytes(const struct pack_info *info, int64_t n_in, int32_t lanes);
 /* Put R (or fewer: n_rows) source rows, row_bytes apart at src, into one zeroed panel. */

@@ -71,6 +71,10 @@ static int fake_load(struct device *d, struct weight **out, const struct weight_
     return 0;
 }
 
+static void fake_unload(struct device *d, struct weight *w)
+{
+}
+
 static void fake_plan_bytes(struct device *d, const struct plan *p, uint64_t *kv, uint64_t *scratch)
 {
     *kv = (uint64_t)p->n_pages * 32000;
@@ -168,6 +172,7 @@ static const struct backend backend_fake = {
     .close = fake_close,
     .weight_bytes = fake_weight_bytes,
     .load = fake_load,
+    .unload = fake_unload,
     .plan_bytes = fake_plan_bytes,
     .prepare = fake_prepare,
     .exec_free = fake_exec_free,
