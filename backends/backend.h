@@ -14,7 +14,14 @@
 
 enum { KV_PAGE_TOKENS = 32 }; /* a constant of the KV layout version */
 
-enum kv_type { KV_F16, KV_F32, KV_TYPE_END };
+/* How keys and values are kept, chosen apart: a table in kv_type.c. A row is one token's key or
+ * value of one head; the quantized ones are blocks of 32 with a float16 scale, as GGUF's of that
+ * name. */
+enum kv_type { KV_F16, KV_BF16, KV_F32, KV_Q8_0, KV_Q4_0, KV_TYPE_END };
+enum kv_type kv_type_find(const char *name); /* "q8_0"; KV_TYPE_END: there is none */
+const char *kv_type_name(enum kv_type t);
+int32_t kv_type_block(enum kv_type t); /* a row is a multiple of so many values */
+size_t kv_row_bytes(enum kv_type t, int32_t head_dim);
 
 struct device_info {
     char name[128];    /* the maker's: "AMD EPYC 9B14" */
@@ -54,7 +61,8 @@ enum op_kind {
     OP_MATMUL,    /* out = w . in (+ bias) (+ add slot, which may be out) */
     OP_ROPE,      /* rotate n_heads heads of head_dim in place (out = in): Su et al. 2021, eq. 34 */
     OP_KV_WRITE,  /* k from slot in, v from slot in2, into the layer's KV at the row's position */
-    OP_ATTENTION, /* out = softmax(q k^T * scale) v, causal, grouped heads, over the row's pages */
+    OP_ATTENTION, /* out = softmax(q k^T * scale) v, causal, grouped heads, over the row's pages: a row
+                     at position p sees p - window + 1 .. p (window 0: all up to p) */
     OP_GLU,       /* out = silu(in) * in2 */
     OP_ROWS,      /* out = the rows of in that the batch wants; from here on ops run on these only */
     OP_KIND_END,
@@ -82,7 +90,7 @@ struct op {
             const float *factors;             /* n_rot/2 divisors of theta, or NULL; plan's memory */
         } rope;
         struct {
-            int32_t n_heads, n_kv_heads, head_dim;
+            int32_t n_heads, n_kv_heads, head_dim, window;
             float scale;
         } attention;
     };
@@ -100,7 +108,7 @@ struct plan {
     int32_t max_batch;            /* rows in one run at most */
     int32_t max_out;              /* wanted rows in one run at most */
     int32_t n_ctx;                /* positions 0 .. n_ctx-1 */
-    enum kv_type kv_type;
+    enum kv_type kv_key_type, kv_value_type; /* head_dim is a multiple of their blocks */
     int32_t n_pages; /* KV pages to be kept, for all sequences together */
 };
 
@@ -109,7 +117,8 @@ struct plan {
 struct batch_seq { /* consecutive rows of one sequence */
     int32_t first_row, n_rows;
     int32_t pos;           /* position of its first row; the others follow */
-    const int32_t *pages;  /* page numbers: position p lives in pages[p / 32]. All rows' pages there */
+    const int32_t *pages;  /* page numbers: position p lives in pages[p / 32]. All that a row sees are
+                              there; those wholly behind every window may be -1 */
 };
 
 struct batch {

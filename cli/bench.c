@@ -171,7 +171,7 @@ static void print_series(const char *name, uint32_t n, const struct series *s, d
 static void bench_print(const struct bench *b)
 {
     const struct engine_info *i = engine_info(b->engine);
-    char bytes[16], params[16], rate[16], macs[16], read[16];
+    char bytes[16], params[16], rate[16], macs[16], read[16], kv[64];
     struct buf name = {0};
     put_clean(&name, b->ref, strlen(b->ref), 60);
     if (i->name[0] && strcmp(i->name, b->ref)) {
@@ -188,6 +188,8 @@ static void bench_print(const struct bench *b)
     format_count(macs, b->prompt_macs);
     format_bytes(read, b->answer_bytes);
     printf("a token  %s multiply-adds in a prompt, %s read in an answer\n", macs, read);
+    format_kv(kv, &i->placement);
+    printf("kv       %s\n", kv);
     printf("load     %.3f s\n", i->load_seconds);
     if (b->prompt.n)
         print_series("prompt", b->o->prompt, &b->prompt, prompt_part(b), "the int8 peak");
@@ -209,11 +211,11 @@ static json_t *bench_json(const struct bench *b)
 {
     const struct engine_info *i = engine_info(b->engine);
     json_t *j = json_pack(
-        "{so ss sI sI so sf sf sf sI sI}", "model", json_text(i->name, strlen(i->name)), "arch",
+        "{so ss sI sI so so sf sf sf sI sI}", "model", json_text(i->name, strlen(i->name)), "arch",
         i->arch, "params", (json_int_t)i->n_params, "bytes", (json_int_t)i->weight_file_bytes,
-        "device", json_text(i->describe, strlen(i->describe)), "load_s", i->load_seconds,
-        "read_bytes_s", b->read_bytes_s, "int8_macs_s", b->int8_macs_s, "prompt_macs",
-        (json_int_t)b->prompt_macs, "answer_bytes", (json_int_t)b->answer_bytes);
+        "device", json_text(i->describe, strlen(i->describe)), "kv", kv_json(&i->placement),
+        "load_s", i->load_seconds, "read_bytes_s", b->read_bytes_s, "int8_macs_s", b->int8_macs_s,
+        "prompt_macs", (json_int_t)b->prompt_macs, "answer_bytes", (json_int_t)b->answer_bytes);
     if (j && b->prompt.n)
         json_object_set_new(j, "prompt", series_json(b->o->prompt, &b->prompt, prompt_part(b)));
     if (j && b->gen.n)

@@ -239,16 +239,17 @@ static void print_requests(const struct serve *s)
 static void serve_print(const struct serve *s)
 {
     const struct engine_info *i = engine_info(s->engine);
-    char bytes[16], params[16];
+    char bytes[16], params[16], kv[64];
     struct buf name = {0};
     put_clean(&name, i->name, strlen(i->name), 60);
     format_bytes(bytes, i->weight_file_bytes);
+    format_kv(kv, &i->placement);
     format_count(params, i->n_params);
     printf("model     %s (%s, %s parameters, %s)\n", buf_str(&name), i->arch, params, bytes);
     buf_fini(&name);
-    printf("engine    %s; %u sequence%s of %u tokens, queue %u\n", i->describe, i->placement.n_seqs,
-           i->placement.n_seqs == 1 ? "" : "s", i->n_ctx,
-           s->spec.max_in_flight - 1 - i->placement.n_seqs);
+    printf("engine    %s; %u sequence%s of %u tokens, queue %u; KV %s\n", i->describe,
+           i->placement.n_seqs, i->placement.n_seqs == 1 ? "" : "s", i->n_ctx,
+           s->spec.max_in_flight - 1 - i->placement.n_seqs, kv);
     print_load(s);
     print_requests(s);
     printf("tokens    in %.1f tok/s (%" PRIu64 ", of them %.1f %% from the cache), out %.1f tok/s "
@@ -307,16 +308,16 @@ static json_t *serve_json(const struct serve *s)
     const struct engine_info *i = engine_info(s->engine);
     const struct load_result *r = load_result(s->load);
     json_t *j = json_pack(
-        "{so ss so sI sI so sI so sf sb sf sI sI sI sf sf sf sf sI}", "model",
+        "{so ss so so sI sI so sI so sf sb sf sI sI sI sf sf sf sf sI}", "model",
         json_text(i->name, strlen(i->name)), "arch", i->arch, "device",
-        json_text(i->describe, strlen(i->describe)), "parallel", (json_int_t)i->placement.n_seqs,
-        "ctx", (json_int_t)i->n_ctx, "load", load_json(s), "requests", (json_int_t)r->n_records,
-        "outcomes", outcomes_json(r), "seconds", r->seconds, "interrupted", r->interrupted,
-        "requests_s", per_second(s, r->n_outcome[LOAD_DONE]), "tokens_in", (json_int_t)s->sum.n_in,
-        "tokens_cached", (json_int_t)s->sum.n_cached, "tokens_out", (json_int_t)s->sum.n_out,
-        "hit_rate", hit_rate(s), "in_tok_s", per_second(s, s->sum.n_in), "out_tok_s",
-        per_second(s, s->sum.n_out), "rows_a_step", rows_a_step(s), "steps",
-        (json_int_t)(s->after.n_steps - s->before.n_steps));
+        json_text(i->describe, strlen(i->describe)), "kv", kv_json(&i->placement), "parallel",
+        (json_int_t)i->placement.n_seqs, "ctx", (json_int_t)i->n_ctx, "load", load_json(s),
+        "requests", (json_int_t)r->n_records, "outcomes", outcomes_json(r), "seconds", r->seconds,
+        "interrupted", r->interrupted, "requests_s", per_second(s, r->n_outcome[LOAD_DONE]),
+        "tokens_in", (json_int_t)s->sum.n_in, "tokens_cached", (json_int_t)s->sum.n_cached,
+        "tokens_out", (json_int_t)s->sum.n_out, "hit_rate", hit_rate(s), "in_tok_s",
+        per_second(s, s->sum.n_in), "out_tok_s", per_second(s, s->sum.n_out), "rows_a_step",
+        rows_a_step(s), "steps", (json_int_t)(s->after.n_steps - s->before.n_steps));
     struct row rows[N_ROWS];
     rows_of(rows, s);
     for (int k = 0; j && k < N_ROWS; k++)

@@ -258,16 +258,16 @@ static int slash_clear(struct chat *c, char *arg, struct err *e)
 static int slash_show(struct chat *c, char *arg, struct err *e)
 {
     const struct engine_info *i = engine_info(c->s->engine);
-    char params[16], weights[16], kv[16];
+    char params[16], weights[16], kv[64];
     struct buf name = {0};
     put_clean(&name, i->name, strlen(i->name), 60);
     format_count(params, i->n_params);
     format_bytes(weights, i->placement.weight_bytes);
-    format_bytes(kv, i->placement.kv_bytes);
+    format_kv(kv, &i->placement);
     printf("  model     %s\n"
            "  kind      %s, %s parameters, %u layers of width %u\n"
            "  device    %s\n"
-           "  memory    %s weights, %s key/value cache\n"
+           "  memory    %s weights, key/value cache %s\n"
            "  context   %u tokens (trained for %u)\n"
            "  template  %s\n"
            "  chat      %zu messages\n",

@@ -58,6 +58,7 @@ struct engine_opts {
     int32_t threads;
     uint32_t ctx, max_batch;
     int32_t kv;                 /* enum kv_type */
+    int32_t kv_keys, kv_values; /* 1 + enum kv_type; 0: as kv */
     /* no options here: for commands that serve many; 0: the defaults */
     uint32_t n_seqs, queue_len, max_step_ms;
 };
@@ -104,7 +105,10 @@ int model_ref_template(struct gguf_str *out, const struct model_ref *s, struct e
 /* Load with a progress bar. ERR_USAGE (an unknown backend) becomes COMMAND_USAGE. */
 int load_engine(struct engine **out, struct model_ref *s, const struct engine_opts *o,
                 const struct common_opts *c, struct err *e);
-int cpu_count(void); /* processors this process may use */
+/* "11.8 MB of f16", "4.7 MB of q8_0 keys and q4_0 values": the KV pages' memory. */
+void format_kv(char out[64], const struct engine_placement *p);
+json_t *kv_json(const struct engine_placement *p); /* {keys, values, bytes} */
+int cpu_count(void);                               /* processors this process may use */
 
 /* ---- output (output.c) ---- */
 

@@ -19,6 +19,7 @@ const struct option common_options[] = {
 };
 #undef AT
 
+#define KV_NAMES  "f16|bf16|f32|q8_0|q4_0" /* in the order of enum kv_type */
 #define AT(field) offsetof(struct engine_opts, field)
 const struct option engine_options[] = {
     {"ctx", "ctx-size num-ctx max-model-len", 'c', true, OPTION_U32, "N", AT(ctx), 0, 0,
@@ -27,8 +28,12 @@ const struct option engine_options[] = {
      "Threads (default: every processor it may use)"},
     {"backend", "device", 0, true, OPTION_STR, "NAME", AT(backend), 0, 0,
      "auto or cpu (default: auto; see `ingot devices`)"},
-    {"kv", "kv-cache-dtype", 0, true, OPTION_CHOICE, "f16|f32", AT(kv), 0, 0,
+    {"kv", "kv-cache-dtype", 0, true, OPTION_CHOICE, KV_NAMES, AT(kv), 0, 0,
      "Type of the key/value cache (default: f16)"},
+    {"kv-keys", "kv-k cache-type-k", 0, true, OPTION_CHOICE, "auto|" KV_NAMES, AT(kv_keys), 0, 0,
+     "Of its keys (default: auto, as --kv)"},
+    {"kv-values", "kv-v cache-type-v", 0, true, OPTION_CHOICE, "auto|" KV_NAMES, AT(kv_values), 0,
+     0, "Of its values (default: auto, as --kv)"},
     {"max-batch", "batch-size max-num-batched-tokens", 'b', true, OPTION_U32, "N", AT(max_batch), 0,
      65536, "Prompt tokens in one step at most (default: 512)"},
     {0},
@@ -92,6 +97,23 @@ int cpu_count(void)
     return MAX(1, (int)sysconf(_SC_NPROCESSORS_ONLN));
 }
 
+void format_kv(char out[64], const struct engine_placement *p)
+{
+    char bytes[16];
+    format_bytes(bytes, p->kv_bytes);
+    if (p->kv_key_type == p->kv_value_type)
+        snprintf(out, 64, "%s of %s", bytes, kv_type_name(p->kv_key_type));
+    else
+        snprintf(out, 64, "%s of %s keys and %s values", bytes, kv_type_name(p->kv_key_type),
+                 kv_type_name(p->kv_value_type));
+}
+
+json_t *kv_json(const struct engine_placement *p)
+{
+    return json_pack("{ss ss sI}", "keys", kv_type_name(p->kv_key_type), "values",
+                     kv_type_name(p->kv_value_type), "bytes", (json_int_t)p->kv_bytes);
+}
+
 int load_engine(struct engine **out, struct model_ref *s, const struct engine_opts *o,
                 const struct common_opts *c, struct err *e)
 {
@@ -108,7 +130,8 @@ int load_engine(struct engine **out, struct model_ref *s, const struct engine_op
         .queue_len = o->queue_len,
         .max_batch = o->max_batch,
         .max_step_ms = o->max_step_ms,
-        .kv_type = (enum kv_type)o->kv,
+        .kv_key_type = (enum kv_type)(o->kv_keys ? o->kv_keys - 1 : o->kv),
+        .kv_value_type = (enum kv_type)(o->kv_values ? o->kv_values - 1 : o->kv),
         .prefix_store = s->prefix,
         .progress = progress_tick,
         .user = &p,
@@ -118,9 +141,9 @@ int load_engine(struct engine **out, struct model_ref *s, const struct engine_op
     if (rc)
         return rc;
     const struct engine_info *i = engine_info(*out);
-    char weights[16], kv[16], scratch[16];
+    char weights[16], kv[64], scratch[16];
     format_bytes(weights, i->placement.weight_bytes);
-    format_bytes(kv, i->placement.kv_bytes);
+    format_kv(kv, &i->placement);
     format_bytes(scratch, i->placement.scratch_bytes);
     log_line(LOG_INFO, "%s on %s: weights %s, KV %s, scratch %s, context %u, loaded in %.2f s",
              i->name, i->describe, weights, kv, scratch, i->n_ctx, i->load_seconds);

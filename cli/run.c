@@ -72,15 +72,11 @@ static int prompt_ids(struct ids *ids, struct session *s, const char *text, size
 uint32_t session_more_ctx(const struct session *s, size_t need)
 {
     const struct engine_info *i = engine_info(s->engine);
-    uint32_t window = 0;
-    char key[80];
-    snprintf(key, sizeof key, "%.32s.attention.sliding_window", i->arch);
-    gguf_get_u32(model_file_gguf(s->source->file), key, &window, NULL);
-    uint64_t most = window ? MIN(window, i->n_ctx_train) : i->n_ctx_train, want = i->n_ctx;
+    uint64_t want = i->n_ctx;
     do
         want *= 2;
     while (want && want <= need);
-    want = MIN(want, most);
+    want = MIN(want, (uint64_t)i->n_ctx_train);
     return want > i->n_ctx && want > need ? (uint32_t)want : 0;
 }
 

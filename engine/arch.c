@@ -294,6 +294,7 @@ static const struct {
     {"attention.scale", "a scale of its own for attention", 0},
     {"attention.clamp_kqv", "clamped attention inputs", 0},
     {"attention.max_alibi_bias", "ALiBi positions", 0},
+    {"attention.sliding_window_pattern", "a sliding window on some layers only", 0},
     {"attn_logit_softcapping", "soft caps", 0},
     {"final_logit_softcapping", "soft caps", 0},
     {"logit_scale", "a logit scale", 1},

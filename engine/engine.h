@@ -29,8 +29,8 @@ struct engine_config {   /* zero gives the defaults */
     uint32_t max_batch;   /* rows of one step, = longest prefill chunk; 0: 512 */
     uint32_t queue_len;   /* requests that may wait; 0: 64 */
     uint32_t max_step_ms; /* prompts prolong a step so much at most while others decode; 0: 50 */
-    enum kv_type kv_type; /* KV_F16 */
-    bool quiet_load;      /* no progress calls */
+    enum kv_type kv_key_type, kv_value_type; /* how keys and values are kept; 0: KV_F16 */
+    bool quiet_load;                         /* no progress calls */
     /* The prefix cache: KV of prompts and answers is found again by what it was computed from. In
      * RAM it has the pages that sequences do not need just now, and prefix_ram_bytes beside them
      * (0: a quarter of theirs, at most 512 MiB and what is free; less than a page: none). */
@@ -47,6 +47,7 @@ struct engine_placement { /* worked out before anything is loaded */
     char device[160];
     uint64_t weight_bytes, kv_bytes, scratch_bytes; /* on the device */
     uint64_t free_bytes;                            /* on the device, before */
+    enum kv_type kv_key_type, kv_value_type;        /* what kv_bytes are of */
     uint32_t n_ctx, n_seqs;
     uint32_t n_pages, n_prefix_pages; /* in all; of them for the prefix cache alone */
     uint64_t swap_bytes;              /* host memory that swapping out may take */

@@ -95,7 +95,7 @@ struct limits { /* an engine's sizes, settled */
     uint32_t n_pages;       /* of all sequences together, and those of the prefix cache alone */
     uint32_t n_swap_pages;  /* host memory for sequences that are swapped out */
     uint32_t window;        /* attention reaches so many tokens back; 0: all */
-    enum kv_type kv_type;
+    enum kv_type kv_key_type, kv_value_type;
 };
 
 /* Build the model's plan for one shard. Ops and slots live in the arena; the RoPE factors and the

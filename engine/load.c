@@ -32,8 +32,9 @@ static int check_config(const struct engine_config *c, struct err *e)
     if (c->queue_len > MAX_QUEUE)
         return err_set(e, ERR_USAGE, "a queue of %u requests is too long, at most %d", c->queue_len,
                        MAX_QUEUE);
-    if ((unsigned)c->kv_type >= KV_TYPE_END)
-        return err_set(e, ERR_USAGE, "unknown KV type number %d", (int)c->kv_type);
+    if ((unsigned)c->kv_key_type >= KV_TYPE_END || (unsigned)c->kv_value_type >= KV_TYPE_END)
+        return err_set(e, ERR_USAGE, "unknown KV type number %d or %d", (int)c->kv_key_type,
+                       (int)c->kv_value_type);
     if (c->n_threads < 0)
         return err_set(e, ERR_USAGE, "the number of threads cannot be %d", c->n_threads);
     return 0;
@@ -42,22 +43,31 @@ static int check_config(const struct engine_config *c, struct err *e)
 static int settle_ctx(struct limits *l, const struct model *m, const struct engine_config *c,
                       struct err *e)
 {
-    const char *arch = m->arch->name;
     uint32_t most = m->hp.n_ctx_train;
-    if (m->window && m->window < most)
-        most = m->window;
     l->n_ctx = c->n_ctx ? c->n_ctx : MIN(most, (uint32_t)DEFAULT_CTX);
     if (l->n_ctx <= most)
         return 0;
-    if (most == m->hp.n_ctx_train)
-        return err_set(e, ERR_LIMIT,
-                       "a context of %u is more than the %u tokens that the model states "
-                       "(%s.context_length); use --ctx %u or less",
-                       l->n_ctx, most, arch, most);
-    return err_set(e, ERR_UNSUPPORTED,
-                   "a context of %u is more than the sliding window of %u "
-                   "(%s.attention.sliding_window), which is not supported; use --ctx %u or less",
-                   l->n_ctx, most, arch, most);
+    return err_set(e, ERR_LIMIT,
+                   "a context of %u is more than the %u tokens that the model states "
+                   "(%s.context_length); use --ctx %u or less",
+                   l->n_ctx, most, m->arch->name, most);
+}
+
+/* A quantized type keeps whole blocks of a head. */
+static int settle_kv_types(struct limits *l, const struct model *m, const struct engine_config *c,
+                           struct err *e)
+{
+    const enum kv_type types[] = {c->kv_key_type, c->kv_value_type};
+    l->kv_key_type = c->kv_key_type;
+    l->kv_value_type = c->kv_value_type;
+    for (int i = 0; i < 2; i++)
+        if (m->hp.head_dim % (uint32_t)kv_type_block(types[i]))
+            return err_set(e, ERR_UNSUPPORTED,
+                           "KV type %s keeps blocks of %d values, but this model's heads have %u; "
+                           "for its %s use f16, bf16 or f32",
+                           kv_type_name(types[i]), kv_type_block(types[i]), m->hp.head_dim,
+                           i ? "values" : "keys");
+    return 0;
 }
 
 static uint32_t pages_for(uint32_t n_tokens)
@@ -68,14 +78,13 @@ static uint32_t pages_for(uint32_t n_tokens)
 static int settle_limits(struct limits *l, const struct model *m, const struct engine_config *c,
                          struct err *e)
 {
-    if (check_config(c, e) || settle_ctx(l, m, c, e))
+    if (check_config(c, e) || settle_ctx(l, m, c, e) || settle_kv_types(l, m, c, e))
         return -1;
     l->n_seqs = c->n_seqs ? c->n_seqs : 1;
     l->max_batch = c->max_batch ? c->max_batch : DEFAULT_BATCH;
     l->max_out = MIN(l->max_batch, MAX(l->n_seqs, (uint32_t)MIN_OUT));
     l->queue_len = c->queue_len ? c->queue_len : DEFAULT_QUEUE;
     l->max_step_ms = c->max_step_ms ? c->max_step_ms : DEFAULT_STEP_MS;
-    l->kv_type = c->kv_type;
     l->window = m->window < l->n_ctx ? m->window : 0;
     l->pages_per_seq = pages_for(l->n_ctx);
     l->max_held = l->pages_per_seq;
@@ -320,6 +329,8 @@ static int place(struct loaded *ld, struct model_file *f, const struct engine_co
         p->free_bytes = MIN(p->free_bytes, c->max_bytes);
     p->n_ctx = ld->lim.n_ctx;
     p->n_seqs = ld->lim.n_seqs;
+    p->kv_key_type = ld->lim.kv_key_type;
+    p->kv_value_type = ld->lim.kv_value_type;
     p->weight_bytes = count_weight_bytes(ld, f);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
     settle_pages(&ld->lim, p, c);

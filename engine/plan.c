@@ -12,6 +12,7 @@ struct builder {
     struct op *ops;
     int32_t n, cap;
     const struct model *m;
+    uint32_t window;
     bool out_rows; /* set once OP_ROWS has been emitted */
 };
 
@@ -82,6 +83,7 @@ static void add_attention(struct builder *b, uint32_t l)
     op->attention.n_heads = (int32_t)hp->n_heads;
     op->attention.n_kv_heads = (int32_t)hp->n_kv_heads;
     op->attention.head_dim = (int32_t)hp->head_dim;
+    op->attention.window = (int32_t)b->window;
     op->attention.scale = 1.0f / sqrtf((float)hp->head_dim);
 }
 
@@ -136,7 +138,8 @@ static void set_slots(struct plan_slot *s, const struct hparams *hp)
 int plan_build(struct plan *p, struct arena *a, const struct model *m, const struct limits *l,
                struct err *e)
 {
-    struct builder b = {.m = m, .cap = (int32_t)(m->hp.n_layers * OPS_PER_LAYER + OPS_AROUND)};
+    struct builder b = {
+        .m = m, .window = l->window, .cap = (int32_t)(m->hp.n_layers * OPS_PER_LAYER + OPS_AROUND)};
     b.ops = arena_alloc(a, (size_t)b.cap * sizeof *b.ops);
     struct plan_slot *slots = arena_alloc(a, SLOT_END * sizeof *slots);
     if (!b.ops || !slots)
@@ -156,7 +159,8 @@ int plan_build(struct plan *p, struct arena *a, const struct model *m, const str
         .max_batch = (int32_t)l->max_batch,
         .max_out = (int32_t)l->max_out,
         .n_ctx = (int32_t)l->n_ctx,
-        .kv_type = l->kv_type,
+        .kv_key_type = l->kv_key_type,
+        .kv_value_type = l->kv_value_type,
         .n_pages = (int32_t)l->n_pages,
     };
     return 0;

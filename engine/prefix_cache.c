@@ -30,7 +30,7 @@ static int set_facets(struct prefix_cache *pc, const struct loaded *ld,
     if (m->rope_freqs)
         buf_put(&t, m->rope_freqs, hp->n_rot / 2 * sizeof *m->rope_freqs);
     struct hash128 model = facet_of(&t);
-    buf_printf(&t, "%d", (int)ld->lim.kv_type);
+    buf_printf(&t, "%s %s", kv_type_name(ld->lim.kv_key_type), kv_type_name(ld->lim.kv_value_type));
     struct hash128 kv = facet_of(&t);
     buf_printf(&t, "%d %d %s %s %s %llu", KV_LAYOUT_VERSION, P, INGOT_VERSION, ld->be->name,
                ld->be->kv_kind ? ld->be->kv_kind(ld->dev) : "", (unsigned long long)pc->page_bytes);

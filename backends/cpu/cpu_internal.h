@@ -104,11 +104,12 @@ struct mm { /* one tile of a matmul: panels [panel, panel_end) by rows [row, row
 
 struct attn { /* one task: n_q query rows that share a KV head, over the pages of one sequence */
     const void *k_base,
-        *v_base;        /* layer's and head's K [head_dim][32] and V [32][head_dim] of page 0 */
-    size_t page_stride; /* bytes from page to page */
-    const int32_t *pages;
-    enum kv_type type;
+        *v_base;          /* layer's and head's K and V of page 0, laid out as kv_layout.h says */
+    size_t page_stride;   /* bytes from page to page */
+    const int32_t *pages; /* those wholly behind the first row's window are not read */
+    enum kv_type key_type, value_type;
     int32_t head_dim, n_heads_group; /* query heads of this KV head */
+    int32_t window;                  /* a row sees so many positions, its own the last; 0: all */
     float scale;
     const float *q; /* [n_rows][q_stride], first of the group's heads */
     float *out;     /* likewise */
@@ -128,12 +129,19 @@ struct kernels {
     void (*norm)(float *out, const float *in, const float *w, int32_t n, float eps);
     void (*glu)(float *out, const float *gate, const float *up, int32_t n);
     void (*attention)(const struct attn *a);
-    void (*kv_put)(void *dst, const float *src, int32_t n, int32_t step, enum kv_type type);
+    /* One row into a head's K or V of a page, as token `at` of it. */
+    void (*key_put)(void *k, const float *src, int32_t head_dim, int32_t at, enum kv_type type);
+    void (*value_put)(void *v, const float *src, int32_t head_dim, int32_t at, enum kv_type type);
     /* Multiply-add int8 in registers, as fast as the matmul's instructions go; returns how many
      * multiply-adds were done in `rounds` rounds. For `ingot bench`. */
     double (*int8_peak)(int64_t rounds);
 };
 size_t attn_scratch_floats(int32_t head_dim, int32_t n_heads_group);
+/* The first position that one at `pos` sees. */
+static inline int32_t window_start(int32_t pos, int32_t window)
+{
+    return window && pos >= window ? pos - window + 1 : 0;
+}
 
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni;
 /* The table for INGOT_ISA, or the best this CPU has. An unknown or absent level is an error. */
@@ -143,10 +151,10 @@ const struct kernels *kernels_at(size_t i, bool *runs_here); /* all levels; NULL
 
 /* ---- pool: threads that share work in phases, spin briefly when there is none, then sleep ---- */
 
-/* A phase is n_tasks independent tasks. When all are done the thread that finished last calls `next`,
- * which prepares the next phase and says how many tasks it has; 0 ends the work. What is waited for
- * is tasks, never threads: one that the system does not run just now, and that holds no task, is not
- * missed. */
+/* A phase is n_tasks independent tasks. When all are done the thread that finished last calls
+ * `next`, which prepares the next phase and says how many tasks it has; 0 ends the work. What is
+ * waited for is tasks, never threads: one that the system does not run just now, and that holds no
+ * task, is not missed. */
 struct pool_work {
     void (*task)(void *ctx, int32_t task, int32_t thread);
     int32_t (*next)(void *ctx); /* NULL: there is one phase */

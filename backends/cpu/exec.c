@@ -10,15 +10,15 @@ static size_t align64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
-static size_t kv_elem_bytes(enum kv_type t)
+static size_t kv_head_bytes(const struct plan *p, enum kv_type t)
 {
-    return t == KV_F32 ? 4 : 2;
+    return KV_PAGE_TOKENS * kv_row_bytes(t, p->head_dim);
 }
 
 static size_t kv_layer_bytes(const struct plan *p)
 {
-    return 2 * (size_t)p->n_kv_heads * (size_t)p->head_dim * KV_PAGE_TOKENS *
-           kv_elem_bytes(p->kv_type);
+    return (size_t)p->n_kv_heads *
+           (kv_head_bytes(p, p->kv_key_type) + kv_head_bytes(p, p->kv_value_type));
 }
 
 static bool runs_on_wanted(const struct op *op)
@@ -181,7 +181,10 @@ int exec_new(struct device *d, struct exec **out, const struct plan *p, struct e
         return err_set(e, ERR_MEMORY, "out of memory preparing the model");
     x->dev = d;
     x->plan = *p;
-    x->kv_elem_bytes = kv_elem_bytes(p->kv_type);
+    CHECK(p->head_dim % kv_type_block(p->kv_key_type) == 0);
+    CHECK(p->head_dim % kv_type_block(p->kv_value_type) == 0);
+    x->key_bytes = kv_head_bytes(p, p->kv_key_type);
+    x->value_bytes = kv_head_bytes(p, p->kv_value_type);
     x->layer_bytes = kv_layer_bytes(p);
     x->page_bytes = x->layer_bytes * (size_t)p->n_kv_layers;
     x->kv_bytes = kv_bytes(p);

@@ -51,7 +51,8 @@ struct exec {
     int32_t n_ropes;
     int32_t *op_rope; /* [n_ops]: the table of an OP_ROPE */
     uint8_t *kv;
-    size_t kv_bytes, page_bytes, layer_bytes, kv_elem_bytes;
+    size_t kv_bytes, page_bytes, layer_bytes;
+    size_t key_bytes, value_bytes; /* of one head in a page */
 
     /* of the running batch */
     const struct batch *batch;

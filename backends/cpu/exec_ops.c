@@ -63,12 +63,16 @@ static void op_rope(struct exec *x, const struct op *op, int32_t row)
     }
 }
 
-/* A layer's part of a page: K [n_kv_heads][head_dim][32], then V [n_kv_heads][32][head_dim]. */
-static uint8_t *kv_head(const struct exec *x, int32_t page, int32_t layer, bool v, int32_t head)
+/* A layer's part of a page: K of each KV head, then V of each, as kv_layout.h draws them. */
+static uint8_t *key_head(const struct exec *x, int32_t page, int32_t layer, int32_t head)
 {
-    size_t head_bytes = (size_t)x->plan.head_dim * KV_PAGE_TOKENS * x->kv_elem_bytes;
     return x->kv + (size_t)page * x->page_bytes + (size_t)layer * x->layer_bytes +
-           (v ? x->layer_bytes / 2 : 0) + (size_t)head * head_bytes;
+           (size_t)head * x->key_bytes;
+}
+
+static uint8_t *value_head(const struct exec *x, int32_t page, int32_t layer, int32_t head)
+{
+    return key_head(x, page, layer, x->plan.n_kv_heads) + (size_t)head * x->value_bytes;
 }
 
 static void op_kv_write(struct exec *x, const struct op *op, int32_t row)
@@ -76,12 +80,11 @@ static void op_kv_write(struct exec *x, const struct op *op, int32_t row)
     const struct batch_seq *s = &x->batch->seqs[x->row_seq[row]];
     int32_t pos = x->row_pos[row], page = s->pages[pos / KV_PAGE_TOKENS];
     int32_t at = pos % KV_PAGE_TOKENS, hd = x->plan.head_dim;
-    size_t elem = x->kv_elem_bytes;
     for (int32_t h = 0; h < x->plan.n_kv_heads; h++) {
-        x->dev->k->kv_put(kv_head(x, page, op->layer, false, h) + (size_t)at * elem,
-                          slot_row(x, op->in, row) + h * hd, hd, KV_PAGE_TOKENS, x->plan.kv_type);
-        x->dev->k->kv_put(kv_head(x, page, op->layer, true, h) + (size_t)at * (size_t)hd * elem,
-                          slot_row(x, op->in2, row) + h * hd, hd, 1, x->plan.kv_type);
+        x->dev->k->key_put(key_head(x, page, op->layer, h), slot_row(x, op->in, row) + h * hd, hd,
+                           at, x->plan.kv_key_type);
+        x->dev->k->value_put(value_head(x, page, op->layer, h), slot_row(x, op->in2, row) + h * hd,
+                             hd, at, x->plan.kv_value_type);
     }
 }
 
@@ -190,12 +193,14 @@ static void attention_task(struct exec *x, const struct region *r, int32_t task,
     const struct attn_block *b = &x->blocks[task / n_kv];
     int32_t group = op->attention.n_heads / n_kv, hd = op->attention.head_dim;
     struct attn a = {
-        .k_base = kv_head(x, 0, op->layer, false, head),
-        .v_base = kv_head(x, 0, op->layer, true, head),
+        .k_base = key_head(x, 0, op->layer, head),
+        .v_base = value_head(x, 0, op->layer, head),
         .page_stride = x->page_bytes,
         .pages = x->batch->seqs[b->seq].pages,
-        .type = x->plan.kv_type,
+        .key_type = x->plan.kv_key_type,
+        .value_type = x->plan.kv_value_type,
         .head_dim = hd,
+        .window = op->attention.window,
         .n_heads_group = group,
         .scale = op->attention.scale,
         .q = slot_row(x, op->in, b->row) + head * group * hd,
@@ -206,6 +211,9 @@ static void attention_task(struct exec *x, const struct region *r, int32_t task,
         .pos = x->row_pos[b->row],
         .scratch = x->attn_scratch + (size_t)thread * x->attn_scratch_floats,
     };
+    int32_t first = window_start(a.pos, a.window) / KV_PAGE_TOKENS;
+    for (int32_t p = first; p <= (a.pos + a.n_rows - 1) / KV_PAGE_TOKENS; p++)
+        CHECK(a.pages[p] >= 0);
     x->dev->k->attention(&a);
 }
 

@@ -1,6 +1,6 @@
 /* Scalar kernels: the readable statement of what each operation means, and the twin that every SIMD
  * level is compared with. Runs on any CPU. Works on memory of the caller. */
-#include "backends/cpu/cpu_internal.h"
+#include "backends/cpu/kv_layout.h"
 
 #include <math.h>
 #include <string.h>
@@ -140,35 +140,110 @@ static void glu(float *out, const float *gate, const float *up, int32_t n)
         out[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
-static void kv_put(void *dst, const float *src, int32_t n, int32_t step, enum kv_type type)
+/* ---- KV: what a value becomes when it is kept, and what it is when it is read ---- */
+
+/* Scales as the GGUF types have them, max|x| / 127 and (the value of largest magnitude) / -8; codes
+ * are rounded against the scale as it is kept. A block with an infinity or a NaN has a scale of
+ * NaN. */
+static void kv_quantize(struct kv_block *b, const float *x, enum kv_type type)
 {
-    for (int32_t i = 0; i < n; i++)
-        if (type == KV_F32)
-            ((float *)dst)[(int64_t)i * step] = src[i];
-        else
-            ((uint16_t *)dst)[(int64_t)i * step] = f32_to_f16(src[i]);
+    float max = 0, min = 0, bad = 0, lo = type == KV_Q8_0 ? -127 : -8;
+    float hi = type == KV_Q8_0 ? 127 : 7;
+    for (int i = 0; i < KV_BLOCK; i++) {
+        max = fmaxf(max, x[i]);
+        min = fminf(min, x[i]);
+        bad += x[i] * 0;
+    }
+    float d = type == KV_Q8_0 ? fmaxf(max, -min) / 127 : (-min >= max ? min : max) / -8;
+    b->scale = f32_to_f16(d + bad);
+    d = f16_to_f32(b->scale);
+    float inv = d != 0 && isfinite(d) ? 1 / d : 0;
+    for (int i = 0; i < KV_BLOCK; i++) {
+        float v = x[i] * inv;
+        v = v > lo ? v : lo; /* NaN too */
+        b->q[i] = (int8_t)lrintf(v < hi ? v : hi);
+    }
 }
 
-static float kv_at(const void *p, int64_t i, enum kv_type type)
+static void plain_put(void *dst, int64_t i, float x, enum kv_type type)
 {
-    return type == KV_F32 ? ((const float *)p)[i] : f16_to_f32(((const uint16_t *)p)[i]);
+    if (type == KV_F32)
+        ((float *)dst)[i] = x;
+    else
+        ((uint16_t *)dst)[i] = type == KV_F16 ? f32_to_f16(x) : f32_to_bf16(x);
+}
+
+static void key_put(void *k, const float *src, int32_t head_dim, int32_t at, enum kv_type type)
+{
+    struct kv_block b;
+    for (int32_t d = 0; !kv_is_blocks(type) && d < head_dim; d++)
+        plain_put(k, (int64_t)d * KV_PAGE_TOKENS + at, src[d], type);
+    for (int32_t d = 0; kv_is_blocks(type) && d < head_dim; d += KV_BLOCK) {
+        kv_quantize(&b, src + d, type);
+        kv_block_put(k, kv_key_place(d / KV_BLOCK, at, type), &b, type);
+    }
+}
+
+static void value_put(void *v, const float *src, int32_t head_dim, int32_t at, enum kv_type type)
+{
+    struct kv_block b;
+    for (int32_t d = 0; !kv_is_blocks(type) && d < head_dim; d++)
+        plain_put(v, (int64_t)at * head_dim + d, src[d], type);
+    for (int32_t d = 0; kv_is_blocks(type) && d < head_dim; d += KV_BLOCK) {
+        kv_quantize(&b, src + d, type);
+        kv_block_put(v, kv_value_place(d / KV_BLOCK, at, head_dim, type), &b, type);
+    }
+}
+
+static float plain_at(const void *p, int64_t i, enum kv_type type)
+{
+    if (type == KV_F32)
+        return ((const float *)p)[i];
+    uint16_t h = ((const uint16_t *)p)[i];
+    return type == KV_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+/* Value i of the block at p. */
+static float block_at(const uint8_t *head, struct kv_place p, int i, enum kv_type type)
+{
+    float scale = half_at(head + p.scale, 0);
+    if (type == KV_Q8_0)
+        return (float)(int8_t)head[p.codes + (size_t)i * p.step] * scale;
+    uint8_t q = head[p.codes + (size_t)(i % 16) * p.step];
+    return (float)((i < 16 ? q & 15 : q >> 4) - 8) * scale;
+}
+
+static float key_at(const void *k, int32_t d, int32_t at, enum kv_type type)
+{
+    return kv_is_blocks(type)
+               ? block_at(k, kv_key_place(d / KV_BLOCK, at, type), d % KV_BLOCK, type)
+               : plain_at(k, (int64_t)d * KV_PAGE_TOKENS + at, type);
+}
+
+static float value_at(const void *v, int32_t d, int32_t at, int32_t head_dim, enum kv_type type)
+{
+    return kv_is_blocks(type)
+               ? block_at(v, kv_value_place(d / KV_BLOCK, at, head_dim, type), d % KV_BLOCK, type)
+               : plain_at(v, (int64_t)at * head_dim + d, type);
 }
 
 /* One query over its pages with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al.
  * 2022, algorithm 1): after each page, out = sum exp(s - max) v and l = sum exp(s - max). */
-static void attend(const struct attn *a, float *out, const float *q, int32_t n_keys)
+static void attend(const struct attn *a, float *out, const float *q, int32_t pos)
 {
     float max = -INFINITY, l = 0, p[KV_PAGE_TOKENS];
     memset(out, 0, sizeof *out * (size_t)a->head_dim);
-    for (int32_t first = 0; first < n_keys; first += KV_PAGE_TOKENS) {
-        size_t off = (size_t)a->pages[first / KV_PAGE_TOKENS] * a->page_stride;
+    int32_t start = window_start(pos, a->window);
+    for (int32_t page = start / KV_PAGE_TOKENS; page <= pos / KV_PAGE_TOKENS; page++) {
+        size_t off = (size_t)a->pages[page] * a->page_stride;
         const void *k = (const char *)a->k_base + off, *v = (const char *)a->v_base + off;
-        int32_t n = MIN(n_keys - first, KV_PAGE_TOKENS);
+        int32_t first = page * KV_PAGE_TOKENS, t0 = MAX(start - first, 0);
+        int32_t n = MIN(pos + 1 - first, KV_PAGE_TOKENS);
         float new_max = max;
-        for (int32_t t = 0; t < n; t++) {
+        for (int32_t t = t0; t < n; t++) {
             float s = 0;
             for (int32_t d = 0; d < a->head_dim; d++)
-                s += q[d] * kv_at(k, d * KV_PAGE_TOKENS + t, a->type);
+                s += q[d] * key_at(k, d, t, a->key_type);
             p[t] = s * a->scale;
             new_max = fmaxf(new_max, p[t]);
         }
@@ -177,11 +252,11 @@ static void attend(const struct attn *a, float *out, const float *q, int32_t n_k
         l *= shrink;
         for (int32_t d = 0; d < a->head_dim; d++)
             out[d] *= shrink;
-        for (int32_t t = 0; t < n; t++) {
+        for (int32_t t = t0; t < n; t++) {
             p[t] = expf(p[t] - max);
             l += p[t];
             for (int32_t d = 0; d < a->head_dim; d++)
-                out[d] += p[t] * kv_at(v, t * a->head_dim + d, a->type);
+                out[d] += p[t] * value_at(v, d, t, a->head_dim, a->value_type);
         }
     }
     for (int32_t d = 0; d < a->head_dim; d++)
@@ -193,7 +268,7 @@ static void attention(const struct attn *a)
     for (int32_t row = 0; row < a->n_rows; row++)
         for (int32_t h = 0; h < a->n_heads_group; h++)
             attend(a, a->out + (int64_t)row * a->out_stride + h * a->head_dim,
-                   a->q + (int64_t)row * a->q_stride + h * a->head_dim, a->pos + row + 1);
+                   a->q + (int64_t)row * a->q_stride + h * a->head_dim, a->pos + row);
 }
 
 static double int8_peak(int64_t rounds)
@@ -219,6 +294,7 @@ const struct kernels kernels_scalar = {
     .norm = norm,
     .glu = glu,
     .attention = attention,
-    .kv_put = kv_put,
+    .key_put = key_put,
+    .value_put = value_put,
     .int8_peak = int8_peak,
 };

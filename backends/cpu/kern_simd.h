@@ -1,11 +1,13 @@
 /* The SIMD kernels, written once over the vector words of simd_*.h and compiled once an ISA level.
- * The including file has chosen the words (and V_VNNI) and defines the table. See cpu_internal.h for
- * the layout of panels; lane l of every vector is row l of the panel. Works on the caller's memory.
+ * The including file has chosen the words (and V_VNNI) and defines the table. See cpu_internal.h
+ * for the layout of panels; lane l of every vector is row l of the panel. Works on the caller's
+ * memory.
  *
  * Integer ranges: codes of b bits (unsigned) times int8 in -127..127, two products in an i16:
  * 2 * 15 * 127 = 3810, so 8 groups of 4-bit codes fit (30480); 5-bit 7874, 4 groups (31496);
- * 6-bit 16002, 2 groups (32004); 3-bit 1778 and 2-bit 762, 4 groups; signed 8-bit 32512, 1 group. */
-#include "backends/cpu/cpu_internal.h"
+ * 6-bit 16002, 2 groups (32004); 3-bit 1778 and 2-bit 762, 4 groups; signed 8-bit 32512, 1 group.
+ */
+#include "backends/cpu/kv_layout.h"
 
 #include <math.h>
 #include <string.h>
@@ -72,13 +74,15 @@ FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t
                  const int8_t *const *q, const vi *scale, int n_t)
 {
     vi half[MAX_ROWS];
-    UNROLL for (int g = 0; g < 8; g++) {
+    UNROLL for (int g = 0; g < 8; g++)
+    {
         vi w = group_codes(k, low, high, g);
         if (k.kind == PACK_SIGNED)
             w = vi_xor(w, vi_bytes(0x80));
         else if (kind_signed(k))
             w = vi_lut(table_plus_128, w);
-        UNROLL for (int t = 0; t < n_t; t++) {
+        UNROLL for (int t = 0; t < n_t; t++)
+        {
             vi a = vi_word4(q[t] + 4 * g);
             if (!kind_16(k)) {
                 sum[t] = vi_dot4(sum[t], w, a);
@@ -105,7 +109,8 @@ FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t
 {
     const int flush = flush_groups(k);
     vi acc[MAX_ROWS];
-    UNROLL for (int g = 0; g < 8; g++) {
+    UNROLL for (int g = 0; g < 8; g++)
+    {
         vi w = group_codes(k, low, high, g), sign = w;
         if (kind_signed(k)) {
             if (k.kind != PACK_SIGNED)
@@ -113,7 +118,8 @@ FN void sub_dots(vi *sum, const struct kind k, const uint8_t *low, const uint8_t
             w = vi_abs8(sign);
         }
         vi by = kind_16(k) ? scale[g / 4] : vi_ones16();
-        UNROLL for (int t = 0; t < n_t; t++) {
+        UNROLL for (int t = 0; t < n_t; t++)
+        {
             vi a = vi_word4(q[t] + 4 * g);
             if (kind_signed(k))
                 a = vi_sign8(a, sign);
@@ -165,8 +171,8 @@ FN void split_scales(vi *scale, vi pairs)
 #endif
 }
 
-/* What a sub-block's sum starts from: with VNNI signed codes are multiplied with 128 added, which the
- * sums of the activations (two int16 in `pair`) take off again, exactly. */
+/* What a sub-block's sum starts from: with VNNI signed codes are multiplied with 128 added, which
+ * the sums of the activations (two int16 in `pair`) take off again, exactly. */
 FN vi first_sum(const struct kind k, int32_t pair)
 {
 #ifdef V_VNNI
@@ -184,7 +190,8 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
     const float *d[MAX_ROWS], *s[MAX_ROWS];
     const int32_t *sums[MAX_ROWS];
     vf y[MAX_ROWS];
-    UNROLL for (int t = 0; t < n_t; t++) {
+    UNROLL for (int t = 0; t < n_t; t++)
+    {
         int64_t row = p->row + t;
         q[t] = a->q + row * a->q_stride;
         d[t] = a->d + row * a->n_blocks;
@@ -216,7 +223,8 @@ FN void panel_quant(const struct panel_args *p, const struct kind k, int n_t)
             UNROLL for (int t = 0; t < n_t; t++) sum[t] = first_sum(k, sums[t][b]);
             sub_dots(sum, k, low, high, q, scale, n_t);
             vi min_pairs = k.min_bytes == 2 ? vi_s8_pairs(w + 2 * VL) : vi_zero();
-            UNROLL for (int t = 0; t < n_t; t++) {
+            UNROLL for (int t = 0; t < n_t; t++)
+            {
                 vf dt = vf_set(d[t][b]);
                 if (k.kind == PACK_K16) {
                     vi off = vi_madd16(pairs, vi_int(sums[t][b]));
@@ -252,19 +260,22 @@ FN void panel_float(const struct panel_args *p, uint32_t type, int n_t)
     const int64_t n = p->m->w->n_in;
     const float *x[MAX_ROWS];
     vf even[MAX_ROWS], odd[MAX_ROWS];
-    UNROLL for (int t = 0; t < n_t; t++) {
+    UNROLL for (int t = 0; t < n_t; t++)
+    {
         x[t] = a->x + (int64_t)(p->row + t) * a->x_stride;
         even[t] = odd[t] = vf_zero();
     }
     int64_t i = 0;
     for (; i + 1 < n; i += 2) {
         vf w0 = float_weight(w, i, type), w1 = float_weight(w, i + 1, type);
-        UNROLL for (int t = 0; t < n_t; t++) {
+        UNROLL for (int t = 0; t < n_t; t++)
+        {
             even[t] = vf_fma(w0, vf_set(x[t][i]), even[t]);
             odd[t] = vf_fma(w1, vf_set(x[t][i + 1]), odd[t]);
         }
     }
-    UNROLL for (int t = 0; t < n_t; t++) {
+    UNROLL for (int t = 0; t < n_t; t++)
+    {
         if (i < n)
             even[t] = vf_fma(float_weight(w, i, type), vf_set(x[t][i]), even[t]);
         even[t] = vf_add(even[t], odd[t]);
@@ -443,7 +454,31 @@ static void glu(float *out, const float *gate, const float *up, int32_t n)
 
 /* ---- KV and attention ---- */
 
-static void kv_put(void *dst, const float *src, int32_t n, int32_t step, enum kv_type type)
+/* As the scalar twin's, to the bit. */
+static void kv_quantize(struct kv_block *b, const float *x, enum kv_type type)
+{
+    float lo = type == KV_Q8_0 ? -127 : -8, hi = type == KV_Q8_0 ? 127 : 7;
+    vf max = vf_zero(), min = vf_zero(), bad = vf_zero();
+    UNROLL for (int i = 0; i < KV_BLOCK; i += VL)
+    {
+        vf v = vf_load(x + i);
+        max = vf_max(v, max);
+        min = vf_min(v, min);
+        bad = vf_fma(v, vf_zero(), bad); /* NaN once v is not finite */
+    }
+    float most = vf_hmax(max), least = -vf_hmax(vf_sub(vf_zero(), min));
+    float d = type == KV_Q8_0 ? MAX(most, -least) / 127 : (-least >= most ? least : most) / -8;
+    b->scale = (uint16_t)_cvtss_sh(d + vf_sum(bad), _MM_FROUND_TO_NEAREST_INT);
+    d = _cvtsh_ss(b->scale);
+    float inv = d != 0 && isfinite(d) ? 1 / d : 0;
+    UNROLL for (int i = 0; i < KV_BLOCK; i += VL)
+    {
+        vf v = vf_max(vf_mul(vf_load(x + i), vf_set(inv)), vf_set(lo)); /* NaN too */
+        vi_store_s8(b->q + i, vi_round(vf_min(v, vf_set(hi))));
+    }
+}
+
+static void plain_put(void *dst, const float *src, int32_t n, int32_t step, enum kv_type type)
 {
     if (type == KV_F32) {
         for (int32_t i = 0; i < n; i++)
@@ -452,30 +487,137 @@ static void kv_put(void *dst, const float *src, int32_t n, int32_t step, enum kv
     }
     uint16_t *h = dst;
     for (int32_t i = 0; i < n; i++)
-        h[(int64_t)i * step] = (uint16_t)_cvtss_sh(src[i], _MM_FROUND_TO_NEAREST_INT);
+        h[(int64_t)i * step] = type == KV_F16
+                                   ? (uint16_t)_cvtss_sh(src[i], _MM_FROUND_TO_NEAREST_INT)
+                                   : f32_to_bf16(src[i]);
+}
+
+static void key_put(void *k, const float *src, int32_t head_dim, int32_t at, enum kv_type type)
+{
+    if (!kv_is_blocks(type)) {
+        plain_put((char *)k + (size_t)at * kv_row_bytes(type, 1), src, head_dim, KV_PAGE_TOKENS,
+                  type);
+        return;
+    }
+    struct kv_block b;
+    for (int32_t i = 0; i < head_dim / KV_BLOCK; i++) {
+        kv_quantize(&b, src + i * KV_BLOCK, type);
+        kv_block_put(k, kv_key_place(i, at, type), &b, type);
+    }
+}
+
+static void value_put(void *v, const float *src, int32_t head_dim, int32_t at, enum kv_type type)
+{
+    if (!kv_is_blocks(type)) {
+        plain_put((char *)v + (size_t)at * kv_row_bytes(type, head_dim), src, head_dim, 1, type);
+        return;
+    }
+    struct kv_block b;
+    for (int32_t i = 0; i < head_dim / KV_BLOCK; i++) {
+        kv_quantize(&b, src + i * KV_BLOCK, type);
+        kv_block_put(v, kv_value_place(i, at, head_dim, type), &b, type);
+    }
 }
 
 enum { KEYS = KV_PAGE_TOKENS, N_KV = KEYS / VL };
 
-static void page_floats(float *dst, const void *src, int32_t n, enum kv_type type)
+static void plain_floats(float *dst, const void *src, int32_t n, enum kv_type type)
 {
     int32_t i = 0;
+    const uint16_t *h = src;
     if (type == KV_F32) {
         memcpy(dst, src, sizeof(float) * (size_t)n);
-        return;
+    } else if (type == KV_F16) {
+        for (; i + VL <= n; i += VL)
+            vf_store(dst + i, vf_half(h + i));
+        for (; i < n; i++)
+            dst[i] = _cvtsh_ss(h[i]);
+    } else {
+        for (; i + VL <= n; i += VL)
+            vf_store(dst + i, vf_bf16(h + i));
+        for (; i < n; i++)
+            dst[i] = bf16_to_f32(h[i]);
     }
-    const uint16_t *h = src;
-    for (; i + VL <= n; i += VL)
-        vf_store(dst + i, vf_half(h + i));
-    for (; i < n; i++)
-        dst[i] = _cvtsh_ss(h[i]);
+}
+
+/* Codes of VL bytes as floats: q8_0, or one nibble (the lower first) of q4_0. */
+FN vf codes_floats(const void *codes, enum kv_type type, int nibble)
+{
+    vi q = vi_s8(codes);
+    if (type == KV_Q4_0)
+        q = vi_sub32(vi_and(nibble ? vi_srl16(q, 4) : q, vi_int(15)), vi_int(8));
+    return vf_from_i32(q);
+}
+
+/* Blocks of K, [head_dim][32] floats from there on. */
+FN void key_blocks(float *dst, const uint8_t *k, int32_t n_blocks, enum kv_type type)
+{
+    const int n_codes = (int)kv_block_bytes(type) - 2;
+    for (int32_t b = 0; b < n_blocks; b++, dst += KV_BLOCK * KEYS) {
+        vf scale[N_KV];
+        UNROLL for (int j = 0; j < N_KV; j++) scale[j] = vf_half(k + 2 * j * VL);
+        k += 2 * KEYS;
+        for (int i = 0; i < n_codes; i++, k += KEYS)
+            UNROLL for (int j = 0; j < N_KV; j++)
+            {
+                float *to = dst + i * KEYS + j * VL;
+                vf_store(to, vf_mul(codes_floats(k + j * VL, type, 0), scale[j]));
+                if (type == KV_Q4_0)
+                    vf_store(to + KV_BLOCK / 2 * KEYS,
+                             vf_mul(codes_floats(k + j * VL, type, 1), scale[j]));
+            }
+    }
+}
+
+/* Blocks of V, of whole tokens one after the other. */
+FN void value_blocks(float *dst, const uint8_t *v, int32_t n_blocks, enum kv_type type)
+{
+    const int n_codes = (int)kv_block_bytes(type) - 2;
+    for (int32_t b = 0; b < n_blocks; b++, dst += KV_BLOCK, v += n_codes) {
+        uint16_t half;
+        memcpy(&half, v, 2);
+        vf scale = vf_set(_cvtsh_ss(half));
+        v += 2;
+        UNROLL for (int i = 0; i < n_codes; i += VL)
+        {
+            vf_store(dst + i, vf_mul(codes_floats(v + i, type, 0), scale));
+            if (type == KV_Q4_0)
+                vf_store(dst + KV_BLOCK / 2 + i, vf_mul(codes_floats(v + i, type, 1), scale));
+        }
+    }
+}
+
+/* A page's K as [head_dim][32] floats. */
+static void key_floats(float *dst, const void *k, const struct attn *a)
+{
+    if (a->key_type == KV_Q8_0)
+        key_blocks(dst, k, a->head_dim / KV_BLOCK, KV_Q8_0);
+    else if (a->key_type == KV_Q4_0)
+        key_blocks(dst, k, a->head_dim / KV_BLOCK, KV_Q4_0);
+    else
+        plain_floats(dst, k, KEYS * a->head_dim, a->key_type);
+}
+
+/* A page's V as [32][stride] floats. Heads of whole blocks have no padding. */
+static void value_floats(float *dst, int32_t stride, const void *v, const struct attn *a)
+{
+    size_t row = (size_t)a->head_dim * (a->value_type == KV_F32 ? 4 : 2); /* of a plain type */
+    if (a->value_type == KV_Q8_0)
+        value_blocks(dst, v, KEYS * a->head_dim / KV_BLOCK, KV_Q8_0);
+    else if (a->value_type == KV_Q4_0)
+        value_blocks(dst, v, KEYS * a->head_dim / KV_BLOCK, KV_Q4_0);
+    else
+        for (int32_t t = 0; t < KEYS; t++)
+            plain_floats(dst + (int64_t)t * stride, (const char *)v + (size_t)t * row, a->head_dim,
+                         a->value_type);
 }
 
 /* Scores of n_q queries against a page's 32 keys; k is [head_dim][32]. */
 FN void page_scores(float *s, const float *const *q, const float *k, const struct attn *a, int n_q)
 {
     vf acc[2][N_KV];
-    UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < N_KV; j++) acc[i][j] = vf_zero();
+    UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < N_KV; j++) acc[i][j] =
+        vf_zero();
     for (int32_t d = 0; d < a->head_dim; d++, k += KEYS)
         UNROLL for (int i = 0; i < n_q; i++)
         {
@@ -487,12 +629,26 @@ FN void page_scores(float *s, const float *const *q, const float *k, const struc
         vf_store(s + i * KEYS + j * VL, vf_mul(acc[i][j], vf_set(a->scale)));
 }
 
-/* One step of the running softmax over n of 32 scores, which become weights: returns the factor
- * for what was summed before. */
-FN float page_softmax(float *s, float *max, float *l, int32_t n)
+struct span { /* the tokens of a page that a row sees: t0 .. n-1 */
+    int32_t t0, n;
+};
+
+/* Most pages are seen whole: what is rare stays out of the way. */
+static void fill_unseen(float *s, struct span sees, float x)
 {
-    for (int32_t t = n; t < KEYS; t++)
-        s[t] = -INFINITY;
+    for (int32_t t = 0; t < sees.t0; t++)
+        s[t] = x;
+    for (int32_t t = sees.n; t < KEYS; t++)
+        s[t] = x;
+}
+
+/* One step of the running softmax over some of 32 scores, which become weights: returns the factor
+ * for what was summed before. */
+FN float page_softmax(float *s, float *max, float *l, struct span sees)
+{
+    bool whole = sees.n - sees.t0 == KEYS;
+    if (!whole)
+        fill_unseen(s, sees, -INFINITY);
     vf m = vf_set(*max);
     UNROLL for (int j = 0; j < N_KV; j++) m = vf_max(m, vf_load(s + j * VL));
     float new_max = vf_hmax(m);
@@ -500,15 +656,16 @@ FN float page_softmax(float *s, float *max, float *l, int32_t n)
     vf sum = vf_zero();
     UNROLL for (int j = 0; j < N_KV; j++)
         vf_store(s + j * VL, vf_exp(vf_sub(vf_load(s + j * VL), vf_set(new_max))));
-    for (int32_t t = n; t < KEYS; t++)
-        s[t] = 0;
+    if (!whole)
+        fill_unseen(s, sees, 0);
     UNROLL for (int j = 0; j < N_KV; j++) sum = vf_add(sum, vf_load(s + j * VL));
     *l = *l * shrink + vf_sum(sum);
     *max = new_max;
     return shrink;
 }
 
-/* out = out * shrink + weights . v for n_v vectors of the head from v (rows `stride` apart). */
+/* out = out * shrink + weights . v for n tokens and n_v vectors of the head from v (rows `stride`
+ * apart). */
 FN void page_values(float *const *out, const float *shrink, const float *s, const float *v,
                     int32_t stride, int32_t n, int n_q, int n_v)
 {
@@ -519,7 +676,8 @@ FN void page_values(float *const *out, const float *shrink, const float *s, cons
         UNROLL for (int i = 0; i < n_q; i++)
         {
             vf p = vf_set(s[i * KEYS + t]);
-            UNROLL for (int j = 0; j < n_v; j++) acc[i][j] = vf_fma(p, vf_load(v + j * VL), acc[i][j]);
+            UNROLL for (int j = 0; j < n_v; j++) acc[i][j] =
+                vf_fma(p, vf_load(v + j * VL), acc[i][j]);
         }
     UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < n_v; j++)
         vf_store(out[i] + j * VL, acc[i][j]);
@@ -534,7 +692,7 @@ struct attn_state { /* in the task's scratch; hp: head_dim rounded up to 16 */
 };
 
 FN void attend_page(const struct attn *a, const struct attn_state *st, int32_t row, int32_t head,
-                    int32_t n, int n_q)
+                    struct span sees, int n_q)
 {
     const float *q[2];
     float *out[2], shrink[2];
@@ -545,15 +703,16 @@ FN void attend_page(const struct attn *a, const struct attn_state *st, int32_t r
     }
     page_scores(st->s, q, st->k, a, n_q);
     for (int i = 0; i < n_q; i++)
-        shrink[i] = page_softmax(st->s + i * KEYS, &st->max[at + i], &st->l[at + i], n);
-    int32_t d = 0;
+        shrink[i] = page_softmax(st->s + i * KEYS, &st->max[at + i], &st->l[at + i], sees);
+    const float *s = st->s + sees.t0, *v = st->v + (int64_t)sees.t0 * st->hp;
+    int32_t d = 0, n = sees.n - sees.t0;
     for (; d + 4 * VL <= st->hp; d += 4 * VL) {
-        page_values(out, shrink, st->s, st->v + d, st->hp, n, n_q, 4);
+        page_values(out, shrink, s, v + d, st->hp, n, n_q, 4);
         for (int i = 0; i < n_q; i++)
             out[i] += 4 * VL;
     }
     for (; d < st->hp; d += VL) {
-        page_values(out, shrink, st->s, st->v + d, st->hp, n, n_q, 1);
+        page_values(out, shrink, s, v + d, st->hp, n, n_q, 1);
         for (int i = 0; i < n_q; i++)
             out[i] += VL;
     }
@@ -574,19 +733,19 @@ static void attention(const struct attn *a)
         st.max[i] = -INFINITY;
         st.l[i] = 0;
     }
-    size_t elem = a->type == KV_F32 ? 4 : 2;
-    for (int32_t first = 0; first < a->pos + a->n_rows; first += KEYS) {
+    int32_t first = window_start(a->pos, a->window) / KEYS * KEYS;
+    for (; first < a->pos + a->n_rows; first += KEYS) {
         size_t off = (size_t)a->pages[first / KEYS] * a->page_stride;
-        page_floats(st.k, (const char *)a->k_base + off, KEYS * hd, a->type);
-        for (int32_t t = 0; t < KEYS; t++)
-            page_floats(st.v + (int64_t)t * st.hp,
-                        (const char *)a->v_base + off + (size_t)(t * hd) * elem, hd, a->type);
+        key_floats(st.k, (const char *)a->k_base + off, a);
+        value_floats(st.v, st.hp, (const char *)a->v_base + off, a);
         for (int32_t row = 0; row < a->n_rows; row++) {
-            int32_t n = MIN(a->pos + row + 1 - first, KEYS), h = 0;
-            for (; n > 0 && h + 2 <= a->n_heads_group; h += 2)
-                attend_page(a, &st, row, h, n, 2);
-            for (; n > 0 && h < a->n_heads_group; h++)
-                attend_page(a, &st, row, h, n, 1);
+            int32_t pos = a->pos + row, h = 0;
+            struct span sees = {MAX(window_start(pos, a->window) - first, 0),
+                                MIN(pos + 1 - first, KEYS)};
+            for (; sees.t0 < sees.n && h + 2 <= a->n_heads_group; h += 2)
+                attend_page(a, &st, row, h, sees, 2);
+            for (; sees.t0 < sees.n && h < a->n_heads_group; h++)
+                attend_page(a, &st, row, h, sees, 1);
         }
     }
     for (int32_t row = 0; row < a->n_rows; row++)
@@ -608,6 +767,7 @@ static void attention(const struct attn *a)
         .norm = norm,                                                                              \
         .glu = glu,                                                                                \
         .attention = attention,                                                                    \
-        .kv_put = kv_put,                                                                          \
+        .key_put = key_put,                                                                        \
+        .value_put = value_put,                                                                    \
         .int8_peak = int8_peak,                                                                    \
     }

@@ -264,6 +264,11 @@ answers() {
     refused 'a window too short to score' 2 'ctx 3 is too short' eval base --text "$TMP/in" --ctx 3
     for i in $(seq 60); do echo "Hello you, said number $i to the others."; done >"$TMP/book"
     ok 'perplexity' '"perplexity": [0-9.e]+,' eval base --text "$TMP/book" --json --ctx 128
+    ok 'the type of keys' '"keys": "bf16"' bench base --prompt 16 --gen 4 --reps 1 --json --kv-k bf16 --kv f32
+    is 'and of values' "$(grep -Ec '"values": "f32"' "$TMP/out")" 1
+    ok 'the memory that they take' '^kv +[0-9.]+ .B of bf16 keys and f32 values' bench base --prompt 16 --gen 4 --reps 1 --kv-keys bf16 --kv-values f32
+    refused 'a KV type that the heads are too short for' 1 'q8_0 keeps blocks of 32 values.*use f16, bf16 or f32' run base hi --kv q8_0
+    refused 'a KV type that there is not' 2 'q3. is not one of f16.bf16.f32.q8_0.q4_0' run base hi --kv q3
     ok 'bench' '^answer +4 ' bench base --prompt 16 --gen 4 --reps 1
     ok 'bench --json' '"part_of_peak"' bench base --prompt 16 --gen 4 --reps 1 --json
     # Of this model: q and output 32 x 32, k and v 32 x 16, three of 32 x 64; no embeddings, no output.

@@ -1,6 +1,7 @@
 /* Times the matmul kernels of every ISA level here, one thread, in processor time (so that a busy
  * machine disturbs little): 128 rows against the level's own int8 peak in registers, and one row in
- * bytes of weights a second, from the cache. Repacking speed beside. */
+ * bytes of weights a second, from the cache. Repacking speed beside. Then attention with each KV
+ * type, one row and many of a prompt, and how fast rows are written. */
 #include "backends/cpu/cpu_internal.h"
 
 #include <stdio.h>
@@ -83,7 +84,8 @@ static void make_act(struct bench *b)
 {
     uint32_t rng = 7;
     float *x = need(sizeof(float) * N_ROWS * (N_IN + 16));
-    b->act = (struct act){.x = x, .x_stride = N_IN + 16, .q_stride = N_IN + 64, .n_blocks = N_BLOCKS};
+    b->act =
+        (struct act){.x = x, .x_stride = N_IN + 16, .q_stride = N_IN + 64, .n_blocks = N_BLOCKS};
     b->act.q = need(N_ROWS * (N_IN + 64));
     b->act.d = need(sizeof(float) * N_ROWS * N_BLOCKS);
     b->act.s = need(sizeof(float) * N_ROWS * N_BLOCKS);
@@ -138,6 +140,91 @@ static void bench_level(const struct kernels *k)
     }
 }
 
+/* ---- attention ---- */
+
+enum { HEAD = 64, GROUP = 3, N_KEYS = 2048, N_PAGES = N_KEYS / KV_PAGE_TOKENS };
+
+struct attn_bench {
+    const struct kernels *k;
+    struct attn a;
+    uint8_t *kv;
+    float *q, *out, *scratch;
+    int32_t pages[N_PAGES];
+    double put_seconds;
+};
+
+static void attn_init(struct attn_bench *b, const struct kernels *k, enum kv_type t)
+{
+    size_t half = KV_PAGE_TOKENS * kv_row_bytes(t, HEAD);
+    uint32_t rng = 3;
+    float row[HEAD];
+    *b = (struct attn_bench){.k = k};
+    b->kv = mem_pages(N_PAGES * 2 * half);
+    b->q = need(sizeof(float) * ATTN_ROWS * GROUP * HEAD);
+    b->out = need(sizeof(float) * ATTN_ROWS * GROUP * HEAD);
+    b->scratch = need(sizeof(float) * attn_scratch_floats(HEAD, GROUP));
+    CHECK(b->kv);
+    for (int i = 0; i < ATTN_ROWS * GROUP * HEAD; i++)
+        b->q[i] = noise(&rng);
+    for (int i = 0; i < HEAD; i++)
+        row[i] = noise(&rng);
+    double t0 = cpu_seconds();
+    for (int32_t i = 0; i < N_KEYS; i++) {
+        uint8_t *page = b->kv + (size_t)(i / KV_PAGE_TOKENS) * 2 * half;
+        b->pages[i / KV_PAGE_TOKENS] = i / KV_PAGE_TOKENS;
+        row[i % HEAD] += 0.5f;
+        k->key_put(page, row, HEAD, i % KV_PAGE_TOKENS, t);
+        k->value_put(page + half, row, HEAD, i % KV_PAGE_TOKENS, t);
+    }
+    b->put_seconds = cpu_seconds() - t0;
+    b->a = (struct attn){.k_base = b->kv,
+                         .v_base = b->kv + half,
+                         .page_stride = 2 * half,
+                         .pages = b->pages,
+                         .key_type = t,
+                         .value_type = t,
+                         .head_dim = HEAD,
+                         .n_heads_group = GROUP,
+                         .scale = 0.125f,
+                         .q = b->q,
+                         .out = b->out,
+                         .q_stride = GROUP * HEAD,
+                         .out_stride = GROUP * HEAD,
+                         .scratch = b->scratch};
+}
+
+/* Microseconds of the last n_rows positions over all keys. */
+static double attn_us(struct attn_bench *b, int32_t n_rows)
+{
+    double best = 1e9;
+    b->a.n_rows = n_rows;
+    b->a.pos = N_KEYS - n_rows;
+    for (int i = 0; i < 10 * REPEATS; i++) {
+        double t0 = cpu_seconds();
+        b->k->attention(&b->a);
+        best = MIN(best, cpu_seconds() - t0);
+    }
+    return best * 1e6;
+}
+
+static void bench_attention(const struct kernels *k)
+{
+    printf("%s: attention, %d heads of %d on one KV head, over %d keys\n", k->name, GROUP, HEAD,
+           N_KEYS);
+    printf("  type      1 row      %d rows     write a row     bytes a token\n", ATTN_ROWS);
+    for (enum kv_type t = 0; t < KV_TYPE_END; t++) {
+        struct attn_bench b;
+        attn_init(&b, k, t);
+        double one = attn_us(&b, 1), many = attn_us(&b, ATTN_ROWS);
+        printf("  %-5s %8.1f us %8.1f us %10.1f ns %14zu\n", kv_type_name(t), one, many,
+               b.put_seconds / N_KEYS * 1e9, 2 * kv_row_bytes(t, HEAD));
+        mem_pages_free(b.kv, N_PAGES * b.a.page_stride);
+        free(b.q);
+        free(b.out);
+        free(b.scratch);
+    }
+}
+
 int main(void)
 {
     bool here;
@@ -145,5 +232,8 @@ int main(void)
     for (size_t i = 0; (k = kernels_at(i, &here)); i++)
         if (here && strcmp(k->name, "scalar"))
             bench_level(k);
+    for (size_t i = 0; (k = kernels_at(i, &here)); i++)
+        if (here && strcmp(k->name, "scalar"))
+            bench_attention(k);
     return 0;
 }

@@ -117,6 +117,7 @@ static int get_keys(struct reading *r)
         get_u32(r, &o->n_heads, "attention.head_count") ||
         get_u32(r, &o->n_ffn, "feed_forward_length") || get_u32(r, &n_experts, "expert_count") ||
         get_f32(r, &o->rope_base, "rope.freq_base") ||
+        get_u32(r, &o->window, "attention.sliding_window") ||
         get_f32(r, &o->epsilon, "attention.layer_norm_rms_epsilon"))
         return -1;
     o->n_kv_heads = o->n_heads;
@@ -252,7 +253,8 @@ static void attention(double *y, const struct run *r, const double *q, const dou
         for (size_t h = 0; h < o->n_heads; h++) {
             const double *query = q + (i * o->n_heads + h) * d;
             double max = -INFINITY, sum = 0, *out = y + (i * o->n_heads + h) * d;
-            for (size_t t = 0; t <= i; t++) {
+            size_t first = o->window && i >= o->window ? i - o->window + 1 : 0;
+            for (size_t t = first; t <= i; t++) {
                 const double *key = k + (t * o->n_kv_heads + h / group) * d;
                 p[t] = 0;
                 for (size_t c = 0; c < d; c++)
@@ -260,11 +262,11 @@ static void attention(double *y, const struct run *r, const double *q, const dou
                 p[t] /= sqrt((double)d);
                 max = fmax(max, p[t]);
             }
-            for (size_t t = 0; t <= i; t++)
+            for (size_t t = first; t <= i; t++)
                 sum += p[t] = exp(p[t] - max);
             for (size_t c = 0; c < d; c++) {
                 out[c] = 0;
-                for (size_t t = 0; t <= i; t++)
+                for (size_t t = first; t <= i; t++)
                     out[c] += p[t] / sum * v[(t * o->n_kv_heads + h / group) * d + c];
             }
         }

@@ -21,6 +21,7 @@ struct oracle_layer {  /* weights row-major [outputs][inputs]; NULL where the mo
 struct oracle {
     uint32_t n_layers, width, n_heads, n_kv_heads, head_dim, n_ffn, n_vocab;
     uint32_t n_rot;   /* leading numbers of a head that are rotated */
+    uint32_t window;  /* a position sees so many, itself the last; 0: all */
     bool rope_halves; /* pairs (i, i + n_rot / 2); else (2i, 2i + 1) */
     double rope_base, epsilon;
     double *rope_factors; /* [n_rot / 2] divisors of the frequencies, or NULL */

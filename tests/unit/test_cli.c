@@ -94,6 +94,25 @@ static void test_every_kind_of_value(void)
     done(&p);
 }
 
+static void test_kv_types_by_name_for_both_or_apart(void)
+{
+    static const char *const names[] = {"f16", "bf16", "f32", "q8_0", "q4_0"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        struct parsed p;
+        char line[96];
+        int32_t t = (int32_t)kv_type_find(names[i]);
+        snprintf(line, sizeof line, "m --kv %s", names[i]);
+        parse(&p, line);
+        OK(p.rc == 0 && p.o.engine.kv == t && !p.o.engine.kv_keys && !p.o.engine.kv_values);
+        done(&p);
+        snprintf(line, sizeof line, "m --cache-type-k %s --kv-v %s", names[i], names[4 - i]);
+        parse(&p, line);
+        OK(p.rc == 0 && p.o.engine.kv == KV_F16 && p.o.engine.kv_keys == 1 + t);
+        OK(p.o.engine.kv_values == 1 + (int32_t)kv_type_find(names[4 - i]));
+        done(&p);
+    }
+}
+
 static void test_words_after_two_dashes_are_words(void)
 {
     struct parsed p;
@@ -119,7 +138,8 @@ static void test_bad_usage_is_named(void)
         {"m --ctx 99999999999", "out of range"},
         {"m --top-p nan", "not a number"},
         {"m --temp 1e999", "not a number"},
-        {"m --kv q8", "not one of f16|f32"},
+        {"m --kv q8", "not one of f16|bf16|f32|q8_0|q4_0"},
+        {"m --kv-k q9", "not one of auto|f16|bf16|f32|q8_0|q4_0"},
         {"m --seed -2", "not a seed"},
         {"m --seed 1x", "not a seed"},
         {"m --quiet=perhaps", "neither on nor off"},
@@ -392,6 +412,7 @@ static void test_a_second_interrupt_does_what_it_did_before(void)
 static const struct unit_test tests[] = {
     {"options in every spelling", test_options_in_every_spelling},
     {"every kind of value", test_every_kind_of_value},
+    {"KV types by name, for both or apart", test_kv_types_by_name_for_both_or_apart},
     {"words after two dashes are words", test_words_after_two_dashes_are_words},
     {"bad usage is named", test_bad_usage_is_named},
     {"settings come from the environment unless given",

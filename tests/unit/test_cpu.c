@@ -327,29 +327,39 @@ static void test_norm_and_gate_agree_with_double(void)
 
 /* ---- attention over pages in odd order, some rows at a time ---- */
 
-enum { N_POS = 77, N_PAGES = 5 };
+enum { N_POS = 109, N_PAGES = 5, N_LINES = 4 };
+static const int32_t page_line[N_LINES] = {3, 0, 4, 1};
 
 struct attn_case {
-    int hd, group;
-    enum kv_type type;
-    uint8_t *kv;
-    float *q, *k, *v; /* [N_POS][group * hd], [N_POS][hd] twice */
+    int hd, group, window;
+    enum kv_type kt, vt;
+    size_t k_bytes, page_bytes;
+    uint8_t *kv;      /* [N_PAGES] of K, then V */
+    float *q, *k, *v; /* [N_POS][group * hd], [N_POS][hd] twice: as they are kept */
 };
+
+static uint8_t *case_page(const struct attn_case *c, int pos)
+{
+    return c->kv + (size_t)page_line[pos / 32] * c->page_bytes;
+}
 
 static void run_attention(float *out, const struct kernels *k, const struct attn_case *c, int first,
                           int n)
 {
-    static const int32_t pages[] = {3, 0, 4};
-    size_t elem = c->type == KV_F32 ? 4 : 2, half = (size_t)c->hd * 32 * elem;
     float *scratch = calloc(attn_scratch_floats(c->hd, c->group), sizeof(float));
     for (int at = first; at < first + n; at += ATTN_ROWS) {
+        int32_t pages[N_LINES];
+        for (int i = 0; i < N_LINES; i++) /* what left the window is not there */
+            pages[i] = c->window && 32 * (i + 1) <= at - c->window + 1 ? -1 : page_line[i];
         struct attn a = {.k_base = c->kv,
-                         .v_base = c->kv + half,
-                         .page_stride = 2 * half,
+                         .v_base = c->kv + c->k_bytes,
+                         .page_stride = c->page_bytes,
                          .pages = pages,
-                         .type = c->type,
+                         .key_type = c->kt,
+                         .value_type = c->vt,
                          .head_dim = c->hd,
                          .n_heads_group = c->group,
+                         .window = c->window,
                          .scale = 0.3f,
                          .q = c->q + at * c->group * c->hd,
                          .out = out + at * c->group * c->hd,
@@ -366,14 +376,15 @@ static void run_attention(float *out, const struct kernels *k, const struct attn
 static double attention_at(const struct attn_case *c, int pos, int head, int d)
 {
     double p[N_POS], max = -1e30, sum = 0, y = 0;
-    for (int t = 0; t <= pos; t++) {
+    int first = c->window ? MAX(0, pos - c->window + 1) : 0;
+    for (int t = first; t <= pos; t++) {
         p[t] = 0;
         for (int i = 0; i < c->hd; i++)
             p[t] += (double)c->q[(pos * c->group + head) * c->hd + i] * (double)c->k[t * c->hd + i];
         p[t] *= (double)0.3f;
         max = fmax(max, p[t]);
     }
-    for (int t = 0; t <= pos; t++) {
+    for (int t = first; t <= pos; t++) {
         p[t] = exp(p[t] - max);
         sum += p[t];
         y += p[t] * (double)c->v[t * c->hd + d];
@@ -381,64 +392,138 @@ static double attention_at(const struct attn_case *c, int pos, int head, int d)
     return y / sum;
 }
 
-static void check_attention_case(const struct kernels *k, int hd, int group, enum kv_type type)
+/* What a head's K or V keeps of a row, read as the layout's drawing says and decoded by gguf/. */
+static void kept_row(float *out, const uint8_t *head, int hd, int at, enum kv_type t, bool key)
 {
-    static const int32_t pages[] = {3, 0, 4};
+    static const uint32_t dtypes[KV_TYPE_END] = {[KV_F16] = GGUF_F16,
+                                                 [KV_BF16] = GGUF_BF16,
+                                                 [KV_F32] = GGUF_F32,
+                                                 [KV_Q8_0] = GGUF_Q8_0,
+                                                 [KV_Q4_0] = GGUF_Q4_0};
+    const struct gguf_dtype_info *info = gguf_dtype_find(dtypes[t]);
+    size_t row_bytes = (size_t)hd / info->block_len * info->block_bytes;
+    uint8_t row[512];
+    if (!key) {
+        memcpy(row, head + (size_t)at * row_bytes, row_bytes);
+    } else if (info->block_len == 1) {
+        for (int d = 0; d < hd; d++)
+            memcpy(row + (size_t)d * info->block_bytes,
+                   head + (size_t)(d * 32 + at) * info->block_bytes, info->block_bytes);
+    } else {
+        for (size_t b = 0; b < (size_t)hd / 32; b++) {
+            const uint8_t *block = head + b * 32 * info->block_bytes;
+            memcpy(row + b * info->block_bytes, block + 2 * at, 2);
+            for (size_t i = 2; i < info->block_bytes; i++)
+                row[b * info->block_bytes + i] = block[64 + (i - 2) * 32 + (size_t)at];
+        }
+    }
+    info->to_f32(out, row, (size_t)hd);
+}
+
+/* How far from x its type may keep it: half a unit in the last place; of blocks half a step, and in
+ * q4_0, whose steps reach 8 to one side and 7 to the other, a whole one at that end. The scale is a
+ * half itself (2^-11 of it, times the code). */
+static double rounding(const float *row, int i, enum kv_type t)
+{
+    double x = fabs((double)row[i]), max = 0, far = 0;
+    if (t == KV_F32)
+        return 0;
+    if (t == KV_F16 || t == KV_BF16)
+        return ldexp(x, t == KV_F16 ? -11 : -8) + ldexp(1, -25);
+    for (int k = i / 32 * 32; k < i / 32 * 32 + 32; k++) {
+        max = fmax(max, fabs((double)row[k]));
+        far = fabs((double)row[k]) > fabs(far) ? (double)row[k] : far;
+    }
+    double d = max / (t == KV_Q8_0 ? 127 : 8);
+    bool short_end = t == KV_Q4_0 && (double)row[i] * far < 0 && x > 7 * d;
+    return (short_end ? 1 : 0.5) * d + ldexp(max, -11) + ldexp(1, -18);
+}
+
+static void put_row(const struct kernels *k, struct attn_case *c, int t, bool key, uint64_t *rng)
+{
+    static const float spreads[] = {1, 1e-3f, 1e-6f};
+    float x[128], *kept = (key ? c->k : c->v) + t * c->hd;
+    enum kv_type type = key ? c->kt : c->vt;
+    uint8_t *head = case_page(c, t) + (key ? 0 : c->k_bytes);
+    uint8_t other[2 * 128 * 32 * 4];
+    size_t n = 32 * kv_row_bytes(type, c->hd);
+    for (int i = 0; i < c->hd; i++)
+        x[i] = unit_randn(rng) * spreads[t % 7 < 5 ? 0 : t % 7 - 4];
+    memcpy(other, head, n);
+    (key ? k->key_put : k->value_put)(head, x, c->hd, t % 32, type);
+    (key ? kernels_scalar.key_put : kernels_scalar.value_put)(other, x, c->hd, t % 32, type);
+    OK_MSG(!memcmp(other, head, n), "%s keeps other bytes of %s", k->name, kv_type_name(type));
+    kept_row(kept, head, c->hd, t % 32, type, key);
+    for (int i = 0; i < c->hd; i++) {
+        double off = fabs((double)kept[i] - (double)x[i]);
+        OK_MSG(off <= rounding(x, i, type), "%s %s keeps %g as %g", k->name, kv_type_name(type),
+               (double)x[i], (double)kept[i]);
+    }
+}
+
+static void case_init(struct attn_case *c)
+{
+    c->k_bytes = 32 * kv_row_bytes(c->kt, c->hd);
+    c->page_bytes = c->k_bytes + 32 * kv_row_bytes(c->vt, c->hd);
+    c->kv = malloc(N_PAGES * c->page_bytes);
+    memset(c->kv, 0xff, N_PAGES * c->page_bytes); /* NaN: what was not written must not matter */
+    c->q = calloc((size_t)(N_POS * c->group * c->hd), sizeof *c->q);
+    c->k = calloc((size_t)(N_POS * c->hd), sizeof *c->k);
+    c->v = calloc((size_t)(N_POS * c->hd), sizeof *c->v);
+}
+
+static void case_fini(struct attn_case *c)
+{
+    free(c->kv);
+    free(c->q);
+    free(c->k);
+    free(c->v);
+}
+
+static void check_attention_case(const struct kernels *k, struct attn_case c)
+{
     uint64_t rng = 31;
-    size_t elem = type == KV_F32 ? 4 : 2, half = (size_t)hd * 32 * elem;
-    struct attn_case c = {hd,
-                          group,
-                          type,
-                          malloc(N_PAGES * 2 * half),
-                          calloc((size_t)(N_POS * group * hd), 4),
-                          calloc((size_t)(N_POS * hd), 4),
-                          calloc((size_t)(N_POS * hd), 4)};
-    memset(c.kv, 0xff, N_PAGES * 2 * half); /* NaN: what was not written must not matter */
-    for (int i = 0; i < N_POS * group * hd; i++)
+    char what[96];
+    snprintf(what, sizeof what, "%s %s %s head %d group %d window %d", k->name, kv_type_name(c.kt),
+             kv_type_name(c.vt), c.hd, c.group, c.window);
+    case_init(&c);
+    for (int i = 0; i < N_POS * c.group * c.hd; i++)
         c.q[i] = unit_randn(&rng);
     for (int t = 0; t < N_POS; t++) {
-        uint8_t *page = c.kv + (size_t)pages[t / 32] * 2 * half;
-        for (int i = 0; i < hd; i++) {
-            c.k[t * hd + i] = unit_randn(&rng);
-            c.v[t * hd + i] = unit_randn(&rng);
-            if (type == KV_F16) { /* compare with what half precision keeps */
-                c.k[t * hd + i] = f16_to_f32(f32_to_f16(c.k[t * hd + i]));
-                c.v[t * hd + i] = f16_to_f32(f32_to_f16(c.v[t * hd + i]));
-            }
-        }
-        k->kv_put(page + (size_t)(t % 32) * elem, c.k + t * hd, hd, 32, type);
-        k->kv_put(page + half + (size_t)(t % 32 * hd) * elem, c.v + t * hd, hd, 1, type);
+        put_row(k, &c, t, true, &rng);
+        put_row(k, &c, t, false, &rng);
     }
-    size_t n = (size_t)(N_POS * group * hd);
+    size_t n = (size_t)(N_POS * c.group * c.hd);
     float *all = calloc(n, 4), *single = calloc(n, 4);
     run_attention(all, k, &c, 0, N_POS);
     for (int p = 0; p < N_POS; p++)
         run_attention(single, k, &c, p, 1);
-    OK_MSG(!memcmp(all, single, n * 4), "%s head %d group %d: other bits alone", k->name, hd,
-           group);
+    OK_MSG(!memcmp(all, single, n * 4), "%s: other bits alone", what);
     double worst = 0;
     for (int p = 0; p < N_POS; p += 5)
-        for (int h = 0; h < group; h++)
-            for (int d = 0; d < hd; d++)
-                worst = fmax(
-                    worst, fabs(attention_at(&c, p, h, d) - (double)all[(p * group + h) * hd + d]));
-    OK_MSG(worst < 1e-5, "%s head %d group %d: off by %g", k->name, hd, group, worst);
+        for (int h = 0; h < c.group; h++)
+            for (int d = 0; d < c.hd; d++)
+                worst = fmax(worst, fabs(attention_at(&c, p, h, d) -
+                                         (double)all[(p * c.group + h) * c.hd + d]));
+    OK_MSG(worst < 1e-5, "%s: off by %g", what, worst);
     free(all);
     free(single);
-    free(c.kv);
-    free(c.q);
-    free(c.k);
-    free(c.v);
+    case_fini(&c);
 }
 
 static void check_attention(const struct kernels *k)
 {
-    static const int dims[] = {8, 16, 20, 64, 80, 128};
+    static const int dims[] = {8, 16, 20, 32, 64, 80, 96, 128}, windows[] = {0, 1, 20, 45};
+    int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(dims); i++)
-        for (int group = 1; group <= 5; group += 2) {
-            check_attention_case(k, dims[i], group, KV_F16);
-            check_attention_case(k, dims[i], group, KV_F32);
-        }
+        for (enum kv_type kt = 0; kt < KV_TYPE_END; kt++)
+            for (enum kv_type vt = 0; vt < KV_TYPE_END; vt++) {
+                if (dims[i] % kv_type_block(kt) || dims[i] % kv_type_block(vt))
+                    continue;
+                struct attn_case c = {.hd = dims[i], .group = 1 + n % 3 * 2, .kt = kt, .vt = vt};
+                c.window = windows[n++ / 3 % 4];
+                check_attention_case(k, c);
+            }
 }
 
 static void test_attention_agrees_with_double_and_ignores_blocking(void)
@@ -475,29 +560,27 @@ static void check_bad_input(const struct kernels *k, uint32_t type, float bad, i
     matrix_fini(&m);
 }
 
-static void check_overflow_in_cache(const struct kernels *k)
+/* An infinity (in half precision 1e6 is one) among the keys, or else the values, of one token. */
+static void check_overflow_in_cache(const struct kernels *k, enum kv_type t, bool key)
 {
-    enum { HD = 16, AT = 40 };
-    float q[N_POS * HD], one[HD], big[HD], out[N_POS * HD];
-    size_t half = HD * 32 * 2;
-    struct attn_case c = {HD, 1, KV_F16, calloc(N_PAGES * 2, half), q, NULL, NULL};
-    static const int32_t pages[] = {3, 0, 4};
+    enum { HD = 32, AT = 40 };
+    float one[HD], big[HD], out[N_POS * HD];
+    struct attn_case c = {.hd = HD, .group = 1, .kt = t, .vt = t};
+    case_init(&c);
     for (int i = 0; i < N_POS * HD; i++)
-        q[i] = 1;
-    for (int i = 0; i < HD; i++) {
-        one[i] = 1;
-        big[i] = 1e6f; /* infinite in half precision */
-    }
-    for (int t = 0; t < N_POS; t++) {
-        uint8_t *page = c.kv + (size_t)pages[t / 32] * 2 * half;
-        k->kv_put(page + (size_t)(t % 32) * 2, t == AT ? big : one, HD, 32, KV_F16);
-        k->kv_put(page + half + (size_t)(t % 32 * HD) * 2, one, HD, 1, KV_F16);
+        c.q[i] = 1;
+    for (int i = 0; i < HD; i++)
+        one[i] = big[i] = 1;
+    big[17] = t == KV_F16 ? 1e6f : INFINITY;
+    for (int p = 0; p < N_POS; p++) {
+        k->key_put(case_page(&c, p), key && p == AT ? big : one, HD, p % 32, t);
+        k->value_put(case_page(&c, p) + c.k_bytes, !key && p == AT ? big : one, HD, p % 32, t);
     }
     run_attention(out, k, &c, 0, N_POS);
     for (int p = 0; p < N_POS; p++)
-        OK_MSG(row_finite(out + p * HD, HD) == (p < AT), "%s: position %d gives %g", k->name, p,
-               (double)out[p * HD]);
-    free(c.kv);
+        OK_MSG(row_finite(out + p * HD, HD) == (p < AT), "%s %s: position %d gives %g", k->name,
+               kv_type_name(t), p, (double)out[p * HD]);
+    case_fini(&c);
 }
 
 static void check_not_finite(const struct kernels *k)
@@ -507,7 +590,10 @@ static void check_not_finite(const struct kernels *k)
             check_bad_input(k, types[t], NAN, at);
             check_bad_input(k, types[t], -INFINITY, at);
         }
-    check_overflow_in_cache(k);
+    for (enum kv_type t = 0; t < KV_TYPE_END; t++) {
+        check_overflow_in_cache(k, t, true);
+        check_overflow_in_cache(k, t, false);
+    }
 }
 
 static void test_what_is_not_finite_is_not_hidden(void)

@@ -109,6 +109,9 @@ static void test_keys_that_change_the_answers_are_refused_by_name(void)
         {"qwen2", "'qwen9'", {.key = "general.architecture", .str = "qwen9"}},
         {"llama", "llama.rope.scaling.factor", {.key = "llama.rope.scaling.factor", .f32 = -2}},
         {"llama", "llama.context_length", {.key = "llama.context_length"}},
+        {"qwen3",
+         "qwen3.attention.sliding_window_pattern",
+         {.key = "qwen3.attention.sliding_window_pattern", .u32 = 6}},
         {"llama", "epsilon", {.key = "llama.attention.layer_norm_rms_epsilon"}},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -154,20 +157,25 @@ static void test_linear_rope_scaling_reaches_the_plan(void)
     engine_close(en);
 }
 
-static void test_sliding_window_bounds_the_context(void)
+static void test_sliding_window_is_in_the_plan_where_the_context_exceeds_it(void)
 {
-    static const struct change c = {.key = "llama.attention.sliding_window", .u32 = 100};
-    struct engine *en;
-    struct err e = {0}, e2 = {0};
-    struct model_file *f = NULL;
-    struct engine_config cfg = {.backend = "cpu", .n_threads = 1, .n_ctx = 101};
-    if (OK_MSG(open_changed(&en, "llama", &c, 1, &e), "%s", e.msg))
-        OK(engine_info(en)->n_ctx == 100 && engine_info(en)->n_ctx_train == 256);
-    engine_close(en);
-    const char *path = make_model("llama", &c, 1);
-    if (path && OK_CALL(model_file_open(&f, NULL, path, &e), e))
-        OK(engine_open(&en, f, &cfg, &e2) && strstr(e2.msg, "sliding window of 100"));
-    model_file_close(f);
+    static const uint32_t windows[] = {100, 256, 1000};
+    for (size_t i = 0; i < ARRAY_LEN(windows); i++) {
+        struct change c = {.key = "llama.attention.sliding_window", .u32 = windows[i]};
+        struct engine *en;
+        struct err e = {0};
+        int n = 0;
+        if (OK_MSG(open_changed(&en, "llama", &c, 1, &e), "%s", e.msg)) {
+            OK(engine_info(en)->n_ctx == 256 && engine_info(en)->n_ctx_train == 256);
+            for (int32_t k = 0; k < en->ld.plan.n_ops; k++)
+                if (en->ld.plan.ops[k].kind == OP_ATTENTION) {
+                    OK(en->ld.plan.ops[k].attention.window == (windows[i] < 256 ? 100 : 0));
+                    n++;
+                }
+        }
+        OK(n == 2);
+        engine_close(en);
+    }
 }
 
 /* ---- text ---- */
@@ -356,7 +364,7 @@ int main(int argc, char **argv)
         T(keys_that_change_the_answers_are_refused_by_name),
         T(neutral_keys_and_unused_tensors_are_accepted),
         T(linear_rope_scaling_reaches_the_plan),
-        T(sliding_window_bounds_the_context),
+        T(sliding_window_is_in_the_plan_where_the_context_exceeds_it),
         T(chat_begins_with_exactly_one_bos),
         T(chat_without_a_usable_template_says_so),
         T(recommended_sampling_is_taken_and_nonsense_is_not),

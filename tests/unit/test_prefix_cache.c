@@ -29,6 +29,7 @@ static bool make_models(void)
     snprintf(model_path, sizeof model_path, "%s/a.gguf", dir);
     snprintf(other_path, sizeof other_path, "%s/b.gguf", dir);
     tiny_defaults(&s, "llama");
+    s.head_dim = 32; /* which every KV type can keep */
     bool ok = OK_CALL(tiny_write(model_path, &s, &e), e);
     s.seed++;
     return ok && OK_CALL(tiny_write(other_path, &s, &e), e);
@@ -170,15 +171,17 @@ static bool isa_runs_here(const char *isa)
 static void test_hits_in_ram_by_copy_and_after_restart_give_the_same_bits(void)
 {
     static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512vnni"};
-    static const enum kv_type kvs[] = {KV_F16, KV_F32};
+    static const enum kv_type kvs[][2] = {{KV_F16, KV_F16}, {KV_F32, KV_F32}, {KV_Q8_0, KV_Q4_0}};
     int n_ran = 0;
     for (size_t k = 0; make_models() && k < ARRAY_LEN(isas) * ARRAY_LEN(kvs); k++) {
-        if (!isa_runs_here(isas[k / 2]))
+        const char *isa = isas[k / ARRAY_LEN(kvs)];
+        const enum kv_type *kv = kvs[k % ARRAY_LEN(kvs)];
+        if (!isa_runs_here(isa))
             continue;
         memset((void *)&spy, 0, sizeof spy);
         char home[4096];
         snprintf(home, sizeof home, "%s", unit_tmpdir());
-        struct engine_config c = {.kv_type = kvs[k % 2], .n_seqs = 2};
+        struct engine_config c = {.kv_key_type = kv[0], .kv_value_type = kv[1], .n_seqs = 2};
         run_all_ways(NULL, false, &c);
         int n_plain = spy.n_rows;
         run_all_ways(home, false, &c);
@@ -188,13 +191,13 @@ static void test_hits_in_ram_by_copy_and_after_restart_give_the_same_bits(void)
         run_all_ways(home, true, &c);
         OK(spy.n_writes > 0 && spy.n_copies > 0);
         OK_MSG(spy.n_again > 200, "only %d of them were seen again", spy.n_again);
-        OK_MSG(!spy.n_differ, "%s: %d of %d logits differ", isas[k / 2], spy.n_differ, spy.n_again);
+        OK_MSG(!spy.n_differ, "%s: %d of %d logits differ", isa, spy.n_differ, spy.n_again);
         mem_free(spy.ids);
         spy.ids = NULL;
         n_ran++;
     }
     unsetenv("INGOT_ISA");
-    OK(n_ran >= 2);
+    OK(n_ran >= 3);
 }
 
 /* ---- what is found ---- */
@@ -348,17 +351,19 @@ static void test_another_model_or_kv_type_finds_nothing_on_the_disk_and_says_why
     struct prefix_store *store = open_store(unit_tmpdir());
     const struct {
         const char *path;
-        enum kv_type kv;
+        enum kv_type keys, values;
         uint32_t want;
         enum prefix_miss why;
-    } runs[] = {{model_path, KV_F16, 0, PREFIX_MISS_FIRST_SEEN},
-                {other_path, KV_F16, 0, PREFIX_MISS_OTHER_MODEL},
-                {model_path, KV_F32, 0, PREFIX_MISS_OTHER_KV},
-                {model_path, KV_F16, 96, PREFIX_MISS_END},
-                {other_path, KV_F16, 96, PREFIX_MISS_END},
-                {model_path, KV_F32, 96, PREFIX_MISS_END}};
+    } runs[] = {{model_path, KV_F16, KV_F16, 0, PREFIX_MISS_FIRST_SEEN},
+                {other_path, KV_F16, KV_F16, 0, PREFIX_MISS_OTHER_MODEL},
+                {model_path, KV_Q8_0, KV_Q4_0, 0, PREFIX_MISS_OTHER_KV},
+                {model_path, KV_Q4_0, KV_Q8_0, 0, PREFIX_MISS_OTHER_KV},
+                {model_path, KV_F16, KV_F16, 96, PREFIX_MISS_END},
+                {other_path, KV_F16, KV_F16, 96, PREFIX_MISS_END},
+                {model_path, KV_Q8_0, KV_Q4_0, 96, PREFIX_MISS_END}};
     for (size_t i = 0; make_models() && i < ARRAY_LEN(runs); i++) {
-        struct engine_config c = {.kv_type = runs[i].kv, .prefix_store = store};
+        struct engine_config c = {
+            .kv_key_type = runs[i].keys, .kv_value_type = runs[i].values, .prefix_store = store};
         struct engine *en = open_engine(runs[i].path, &c);
         if (en) {
             expect_cached(en, 1, 100, NULL, runs[i].want);
@@ -383,7 +388,8 @@ static void test_a_page_with_a_wrong_bit_is_a_miss_and_the_answer_is_right(void)
     ask_init(&a, 1, 200, 200, 0);
     ask_init(&b, 1, 200, 200, 0);
     for (int pass = 0; pass < 2; pass++) {
-        struct engine_config c = {.kv_type = KV_F32, .prefix_store = open_store(home)};
+        struct engine_config c = {
+            .kv_key_type = KV_F32, .kv_value_type = KV_F32, .prefix_store = open_store(home)};
         struct engine *en = open_engine(model_path, &c);
         if (en && ask_run(pass ? &b : &a, en) && pass) {
             OK(!memcmp(a.got, b.got, a.n_got * sizeof *a.got));
@@ -559,16 +565,20 @@ static void crowd_on(const struct engine_config *cfg, const struct ask *want,
     engine_close(en);
 }
 
-static void test_sequences_without_pages_are_swapped_out_and_answer_as_alone(void)
+static void check_swapping(enum kv_type keys, enum kv_type values)
 {
     static struct ask want[N_CROWD];
-    struct engine_config one = {.n_ctx = N_CTX}, cfg = {.n_ctx = N_CTX,
-                                                        .n_seqs = 4,
-                                                        .kv_pages = N_CTX / P,
-                                                        .prefix_ram_bytes = 1};
+    struct engine_config one = {.n_ctx = N_CTX, .kv_key_type = keys, .kv_value_type = values};
+    struct engine_config cfg = {.n_ctx = N_CTX,
+                                .kv_key_type = keys,
+                                .kv_value_type = values,
+                                .n_seqs = 4,
+                                .kv_pages = N_CTX / P,
+                                .prefix_ram_bytes = 1};
     struct engine_counters k;
     if (!make_models())
         return;
+    memset((void *)&spy, 0, sizeof spy);
     struct engine *en = open_engine(model_path, &one);
     if (!en)
         return;
@@ -583,6 +593,14 @@ static void test_sequences_without_pages_are_swapped_out_and_answer_as_alone(voi
     OK_MSG(k.n_back_tokens[PREFIX_DISK] > 0, "nothing came from the persistent tier");
     prefix_close(cfg.prefix_store);
     OK_MSG(!spy.n_differ, "%d of %d logits differ", spy.n_differ, spy.n_again);
+    mem_free(spy.ids);
+    spy.ids = NULL;
+}
+
+static void test_sequences_without_pages_are_swapped_out_and_answer_as_alone(void)
+{
+    check_swapping(KV_F16, KV_F16);
+    check_swapping(KV_Q8_0, KV_Q4_0);
 }
 
 static void test_fewer_pages_than_a_context_are_refused_with_both_numbers(void)

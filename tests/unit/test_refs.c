@@ -86,7 +86,8 @@ static void measure(void *user, uint32_t pos, const float *logits)
 static bool engine_from(struct engine **en, const char *path, enum kv_type kv, struct err *e)
 {
     struct model_file *f = NULL;
-    struct engine_config c = {.backend = "cpu", .kv_type = kv, .n_ctx = 256, .quiet_load = true};
+    struct engine_config c = {
+        .backend = "cpu", .kv_key_type = kv, .kv_value_type = kv, .n_ctx = 256, .quiet_load = true};
     int rc = model_file_open(&f, NULL, path, e);
     rc = rc ? rc : engine_open(en, f, &c, e);
     model_file_close(f);

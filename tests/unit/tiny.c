@@ -142,6 +142,8 @@ static void put_keys(struct tiny_file *f)
     put_str(f, "general.name", "tiny");
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
         gguf_writer_u32(f->w, arch_key(f, numbers[i].name), numbers[i].v);
+    if (s->window)
+        gguf_writer_u32(f->w, arch_key(f, "attention.sliding_window"), s->window);
     gguf_writer_f32(f->w, arch_key(f, "rope.freq_base"), s->rope_base);
     gguf_writer_f32(f->w, arch_key(f, "attention.layer_norm_rms_epsilon"), 1e-5f);
 }

@@ -16,6 +16,7 @@ struct tiny_spec {
     uint32_t n_ffn;
     uint32_t n_vocab; /* at least TINY_MIN_VOCAB */
     uint32_t n_ctx;
+    uint32_t window; /* of attention, in every layer; 0: none */
     float rope_base;
     bool rope_factors; /* a rope_freqs.weight tensor: divisors of the frequencies, 1 to 8 */
     bool tied;         /* no output.weight: the embedding serves */
