@@ -67,6 +67,9 @@ char *mem_strdup(const char *s);              /* NULL when out of memory */
 void *mem_pages(size_t n_bytes);              /* page-aligned, zero, huge pages where offered */
 void mem_pages_free(void *p, size_t n_bytes); /* for mem_pages only */
 uint64_t mem_alloc_count(void);               /* allocations so far, all threads */
+uint64_t mem_live_bytes(void);                /* taken and not given back, all threads */
+uint64_t mem_resident_bytes(void);            /* of the process, as the system counts; 0: unknown */
+void mem_trim(void);                          /* give the system what the allocator keeps unused */
 void mem_fail_at(uint64_t n);                 /* tests: the n-th from now fails; 0 = none */
 
 /* Bump allocator: everything of one lifetime, freed together. */
@@ -126,6 +129,9 @@ struct mapped {
 };
 int file_map(struct mapped *m, const char *path, struct err *e); /* directories refused by name */
 void file_unmap(struct mapped *m);
+/* The mapping stays, but its pages no longer count as this process's: they are read again when they
+ * are looked at. */
+void file_forget(const struct mapped *m);
 int file_read_all(struct buf *out, const char *path, size_t max_bytes, struct err *e);
 int file_write_all(const char *path, const void *p, size_t n, struct err *e); /* atomic: rename */
 /* Before a rename onto path: it must be absent or a regular file (never a device or a pipe). */

@@ -86,6 +86,12 @@ void file_unmap(struct mapped *m)
     *m = (struct mapped){0};
 }
 
+void file_forget(const struct mapped *m)
+{
+    if (m->n) /* never written to, so nothing is lost; where it fails the pages only stay longer */
+        madvise((void *)(uintptr_t)m->data, m->n, MADV_DONTNEED);
+}
+
 /* At most n bytes, 0 at the end of the file; -1 with errno. */
 static ssize_t read_some(int fd, void *dst, size_t n, uint64_t off)
 {

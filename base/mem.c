@@ -1,13 +1,16 @@
-/* Allocation behind one seam (so that tests can fail the n-th call), arenas and byte buffers. */
+/* Allocation behind one seam (so that tests can fail the n-th call, and the bytes that are taken can
+ * be compared with those that were announced), arenas and byte buffers. */
 #include "base/base.h"
 
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-static atomic_uint_fast64_t n_allocs;
+static atomic_uint_fast64_t n_allocs, n_live;
 static atomic_uint_fast64_t fail_countdown;
 
 static bool must_fail(void)
@@ -28,14 +31,32 @@ uint64_t mem_alloc_count(void)
     return atomic_load_explicit(&n_allocs, memory_order_relaxed);
 }
 
+/* What the allocator set aside for p, which is what the process has of it. */
+static void *count_in(void *p)
+{
+    if (p)
+        atomic_fetch_add_explicit(&n_live, malloc_usable_size(p), memory_order_relaxed);
+    return p;
+}
+
+static void count_out(size_t n_bytes)
+{
+    atomic_fetch_sub_explicit(&n_live, n_bytes, memory_order_relaxed);
+}
+
+uint64_t mem_live_bytes(void)
+{
+    return atomic_load_explicit(&n_live, memory_order_relaxed);
+}
+
 void *mem_alloc(size_t n_bytes)
 {
-    return must_fail() ? NULL : malloc(n_bytes ? n_bytes : 1);
+    return must_fail() ? NULL : count_in(malloc(n_bytes ? n_bytes : 1));
 }
 
 void *mem_zalloc(size_t n_bytes)
 {
-    return must_fail() ? NULL : calloc(1, n_bytes ? n_bytes : 1);
+    return must_fail() ? NULL : count_in(calloc(1, n_bytes ? n_bytes : 1));
 }
 
 void *mem_array(size_t n, size_t item_bytes)
@@ -48,11 +69,18 @@ void *mem_array(size_t n, size_t item_bytes)
 
 void *mem_realloc(void *p, size_t n_bytes)
 {
-    return must_fail() ? NULL : realloc(p, n_bytes ? n_bytes : 1);
+    if (must_fail())
+        return NULL;
+    size_t before = malloc_usable_size(p);
+    void *r = realloc(p, n_bytes ? n_bytes : 1);
+    if (r)
+        count_out(before);
+    return count_in(r);
 }
 
 void mem_free(void *p)
 {
+    count_out(malloc_usable_size(p));
     free(p);
 }
 
@@ -67,18 +95,41 @@ void *mem_pages(size_t n_bytes)
 {
     if (must_fail())
         return NULL;
-    void *p = mmap(NULL, n_bytes ? n_bytes : 1, PROT_READ | PROT_WRITE,
+    n_bytes = n_bytes ? n_bytes : 1;
+    void *p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return NULL;
+    atomic_fetch_add_explicit(&n_live, n_bytes, memory_order_relaxed);
     madvise(p, n_bytes, MADV_HUGEPAGE); /* advice only: a kernel without it is fine */
     return p;
 }
 
 void mem_pages_free(void *p, size_t n_bytes)
 {
-    if (p)
-        munmap(p, n_bytes ? n_bytes : 1);
+    if (!p)
+        return;
+    n_bytes = n_bytes ? n_bytes : 1;
+    munmap(p, n_bytes);
+    count_out(n_bytes);
+}
+
+uint64_t mem_resident_bytes(void)
+{
+    unsigned long long all, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%llu %llu", &all, &resident) != 2)
+        resident = 0;
+    if (f)
+        fclose(f);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+void mem_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 /* ---- arena: a list of blocks, newest first; each block is header + bytes ---- */

@@ -59,6 +59,7 @@ struct bench {
     struct series prompt, gen;
     double read_bytes_s, int8_macs_s;
     uint64_t prompt_macs, answer_bytes; /* what a token costs at least */
+    uint64_t resident;                  /* after the runs */
 };
 
 /* A prompt token costs a multiply-add for every weight of the layers' matrices: its embedding is
@@ -191,6 +192,10 @@ static void bench_print(const struct bench *b)
     format_kv(kv, &i->placement);
     printf("kv       %s\n", kv);
     printf("load     %.3f s\n", i->load_seconds);
+    struct buf memory = {0};
+    format_memory(&memory, &i->placement, b->resident);
+    printf("memory:  %s\n", buf_str(&memory));
+    buf_fini(&memory);
     if (b->prompt.n)
         print_series("prompt", b->o->prompt, &b->prompt, prompt_part(b), "the int8 peak");
     if (b->gen.n)
@@ -216,6 +221,8 @@ static json_t *bench_json(const struct bench *b)
         "device", json_text(i->describe, strlen(i->describe)), "kv", kv_json(&i->placement),
         "load_s", i->load_seconds, "read_bytes_s", b->read_bytes_s, "int8_macs_s", b->int8_macs_s,
         "prompt_macs", (json_int_t)b->prompt_macs, "answer_bytes", (json_int_t)b->answer_bytes);
+    if (j)
+        json_object_set_new(j, "memory", memory_json(&i->placement, b->resident));
     if (j && b->prompt.n)
         json_object_set_new(j, "prompt", series_json(b->o->prompt, &b->prompt, prompt_part(b)));
     if (j && b->gen.n)
@@ -258,6 +265,7 @@ static int bench_run(const struct command_args *a, struct err *e)
     show_run(&b, NULL, 0);
     if (rc)
         goto out;
+    b.resident = mem_resident_bytes(); /* measuring the machine takes memory of its own */
     cpu_measure(&b.read_bytes_s, &b.int8_macs_s, eo.threads > 0 ? eo.threads : cpu_count());
     if (o->json)
         rc = print_json(bench_json(&b), e);

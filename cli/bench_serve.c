@@ -18,7 +18,7 @@ struct serve_opts {
     float rate, duration;
     uint32_t concurrency, requests, parallel, queue, warmup;
     uint64_t seed;
-    bool json;
+    bool prefix_cache, json;
 };
 
 enum { DEFAULT_PARALLEL = 4, DEFAULT_REQUESTS = 32, DEFAULT_QUEUE = 64, MAX_TOKENS = 1 << 20 };
@@ -39,6 +39,8 @@ static const struct option serve_options[] = {
      "Tokens of an answer, or drawn evenly from A to B (default: 128)"},
     {"shared-prefix", NULL, 0, false, OPTION_STR, "SHARE:TOKENS", AT(shared), 0, 0,
      "That part of the requests (0 to 1) begins with the same tokens"},
+    {"prefix-cache", NULL, 0, false, OPTION_FLAG, NULL, AT(prefix_cache), 0, 0,
+     "Keep KV pages in the store's prefix.db, and find there what it has"},
     {"parallel", "max-num-seqs", 0, true, OPTION_U32, "N", AT(parallel), 1, 4096,
      "Sequences the engine runs at once (default: as --concurrency, else 4)"},
     {"queue", NULL, 0, false, OPTION_U32, "N", AT(queue), 1, 1 << 14,
@@ -161,6 +163,7 @@ struct serve { /* one run, for the two printers */
     struct load *load;
     struct load_summary sum;
     struct engine_counters before, after;
+    uint64_t resident; /* when the last request had ended */
 };
 
 struct row { /* a distribution of the report */
@@ -256,6 +259,10 @@ static void serve_print(const struct serve *s)
            "(%" PRIu64 "); %.1f rows a step\n",
            per_second(s, s->sum.n_in), s->sum.n_in, 100 * hit_rate(s), per_second(s, s->sum.n_out),
            s->sum.n_out, rows_a_step(s));
+    struct buf memory = {0};
+    format_memory(&memory, &i->placement, s->resident);
+    printf("memory:   %s\n", buf_str(&memory));
+    buf_fini(&memory);
     struct row rows[N_ROWS];
     rows_of(rows, s);
     printf("\n%-15s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p95", "p99", "max");
@@ -322,6 +329,8 @@ static json_t *serve_json(const struct serve *s)
     rows_of(rows, s);
     for (int k = 0; j && k < N_ROWS; k++)
         json_object_set_new(j, rows[k].key, dist_json(rows[k].d));
+    if (j)
+        json_object_set_new(j, "memory", memory_json(&i->placement, s->resident));
     if (j && r->why.code)
         json_object_set_new(j, "first_failure", json_text(r->why.msg, strlen(r->why.msg)));
     return j;
@@ -341,6 +350,7 @@ static int serve_measure(struct serve *s, struct err *e)
         engine_counters(s->engine, &s->before);
         rc = load_run(s->load, e);
         engine_counters(s->engine, &s->after);
+        s->resident = mem_resident_bytes();
     }
     interrupt_end();
     if (!rc)
@@ -376,6 +386,8 @@ static int serve_run(const struct command_args *a, struct err *e)
     int rc = resolve(&s.spec, &c, s.o, e);
     if (!rc)
         rc = model_ref_open(&m, a->words[0], &s.o->common, e);
+    if (!rc && s.o->prefix_cache)
+        model_ref_open_prefix(&m, &s.o->common);
     if (!rc)
         rc = load_engine(&s.engine, &m, &c, &s.o->common, e);
     if (!rc)

@@ -108,7 +108,10 @@ int load_engine(struct engine **out, struct model_ref *s, const struct engine_op
 /* "11.8 MB of f16", "4.7 MB of q8_0 keys and q4_0 values": the KV pages' memory. */
 void format_kv(char out[64], const struct engine_placement *p);
 json_t *kv_json(const struct engine_placement *p); /* {keys, values, bytes} */
-int cpu_count(void);                               /* processors this process may use */
+int cpu_count(void); /* processors this process may use */
+/* "placed 218 MB (weights 97.9 MB, KV ...), resident 221 MB"; resident 0: not loaded, left out. */
+void format_memory(struct buf *out, const struct engine_placement *p, uint64_t resident);
+json_t *memory_json(const struct engine_placement *p, uint64_t resident); /* NULL: out of memory */
 
 /* ---- output (output.c) ---- */
 

@@ -141,11 +141,55 @@ int load_engine(struct engine **out, struct model_ref *s, const struct engine_op
     if (rc)
         return rc;
     const struct engine_info *i = engine_info(*out);
-    char weights[16], kv[64], scratch[16];
-    format_bytes(weights, i->placement.weight_bytes);
+    char kv[64];
     format_kv(kv, &i->placement);
-    format_bytes(scratch, i->placement.scratch_bytes);
-    log_line(LOG_INFO, "%s on %s: weights %s, KV %s, scratch %s, context %u, loaded in %.2f s",
-             i->name, i->describe, weights, kv, scratch, i->n_ctx, i->load_seconds);
+    struct buf memory = {0};
+    format_memory(&memory, &i->placement, mem_resident_bytes());
+    log_line(LOG_INFO, "%s on %s: context %u, KV %s, loaded in %.2f s", i->name, i->describe,
+             i->n_ctx, kv, i->load_seconds);
+    log_line(LOG_INFO, "memory: %s", buf_str(&memory));
+    buf_fini(&memory);
     return 0;
+}
+
+/* ---- memory ---- */
+
+void format_memory(struct buf *out, const struct engine_placement *p, uint64_t resident)
+{
+    const struct {
+        const char *name;
+        uint64_t n_bytes;
+    } parts[] = {{"weights", p->weight_bytes},
+                 {"KV", p->kv_bytes},
+                 {"scratch", p->scratch_bytes},
+                 {"host", p->host_bytes},
+                 {"swap", p->swap_bytes}};
+    char bytes[16];
+    const char *gap = "";
+    format_bytes(bytes, engine_placed_bytes(p));
+    buf_printf(out, "placed %s (", bytes);
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        if (!parts[i].n_bytes)
+            continue;
+        format_bytes(bytes, parts[i].n_bytes);
+        buf_printf(out, "%s%s %s", gap, parts[i].name, bytes);
+        gap = ", ";
+    }
+    buf_putc(out, ')');
+    if (!resident)
+        return;
+    format_bytes(bytes, resident);
+    buf_printf(out, ", resident %s", bytes);
+}
+
+json_t *memory_json(const struct engine_placement *p, uint64_t resident)
+{
+    json_t *j =
+        json_pack("{sI sI sI sI sI sI}", "placed", (json_int_t)engine_placed_bytes(p), "weights",
+                  (json_int_t)p->weight_bytes, "kv", (json_int_t)p->kv_bytes, "scratch",
+                  (json_int_t)p->scratch_bytes, "host", (json_int_t)p->host_bytes, "swap",
+                  (json_int_t)p->swap_bytes);
+    if (j && resident)
+        json_object_set_new(j, "resident", json_integer((json_int_t)resident));
+    return j;
 }

@@ -99,6 +99,29 @@ static void row_text(const char *name, const char *p, size_t n, const char *abse
     buf_fini(&b);
 }
 
+/* What it would take here with the defaults of `run`. A model that cannot be placed is shown all the
+ * same. */
+static int place_model(struct engine_placement *p, struct model_ref *s, struct err *e)
+{
+    struct engine_config c = {.quiet_load = true};
+    *p = (struct engine_placement){0};
+    return engine_place(p, s->file, &c, e);
+}
+
+static void show_memory(struct model_ref *s)
+{
+    struct engine_placement p;
+    struct err why = {0};
+    struct buf text = {0};
+    if (place_model(&p, s, &why)) {
+        row_text("memory:", why.msg, strlen(why.msg), "");
+        return;
+    }
+    format_memory(&text, &p, 0);
+    row("memory:", "%s with a context of %u", buf_str(&text), p.n_ctx);
+    buf_fini(&text);
+}
+
 static void show_table(const struct summary *m, struct model_ref *s, const struct store_model *sm)
 {
     char params[16], bytes[16], age[24];
@@ -118,6 +141,7 @@ static void show_table(const struct summary *m, struct model_ref *s, const struc
     row("quantization", "%s", m->quant);
     row("size", "%s", bytes);
     row("digest", "%s", model_file_digest(s->file));
+    show_memory(s);
     row_text("license", m->license.p, m->license.n, "not stated");
     row("chat template", "%s", m->has_template ? "yes (--template prints it)" : "no");
     if (sm->link_path[0])
@@ -198,6 +222,9 @@ static json_t *show_json(const struct summary *m, struct model_ref *s, const str
         json_object_set_new(j, "added", json_integer(sm->added));
     if (j && sm->link_path[0])
         json_object_set_new(j, "link", json_text(sm->link_path, strlen(sm->link_path)));
+    struct engine_placement p;
+    if (j && !place_model(&p, s, NULL))
+        json_object_set_new(j, "memory", memory_json(&p, 0));
     if (j && metadata)
         json_object_set_new(j, "metadata", metadata_json(model_file_gguf(s->file)));
     return j;

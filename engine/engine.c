@@ -460,6 +460,9 @@ static int start(struct engine *en, struct model_file *f, const struct engine_co
 {
     if (take_buffers(en, e) || open_prefix(en, f, c, e))
         return -1;
+    model_file_forget(f);
+    mem_trim();
+    en->ld.placement.host_bytes = footprint_host_bytes(&en->ld, f, c, en->tok, en->tmpl);
     fill_info(en, f, (double)(now_ns() - begin_ns) / 1e9);
     return start_thread(en, e);
 }

@@ -36,8 +36,9 @@ struct engine_config {   /* zero gives the defaults */
      * (0: a quarter of theirs, at most 512 MiB and what is free; less than a page: none). */
     uint64_t prefix_ram_bytes;
     struct prefix_store *prefix_store; /* the tier that survives; outlives the engine. NULL: none */
-    const char *tenant; /* whose pages the requests share that name nobody; NULL: "" */
-    bool share_prefix;  /* all tenants share them */
+    bool prefix_counted; /* its own memory is in somebody else's sum: several engines share it */
+    const char *tenant;  /* whose pages the requests share that name nobody; NULL: "" */
+    bool share_prefix;   /* all tenants share them */
     /* Loading progress in bytes; non-zero cancels. NULL: none. Called on the opening thread. */
     store_progress progress;
     void *user;
@@ -46,8 +47,12 @@ struct engine_config {   /* zero gives the defaults */
 struct engine_placement { /* worked out before anything is loaded */
     char device[160];
     uint64_t weight_bytes, kv_bytes, scratch_bytes; /* on the device */
-    uint64_t free_bytes;                            /* on the device, before */
-    enum kv_type kv_key_type, kv_value_type;        /* what kv_bytes are of */
+    /* Host memory for all else: logits, samplers, bookkeeping, text, the open model, the persistent
+     * tier. Before loading the tokenizer's part is an estimate; engine_info has what it took. */
+    uint64_t host_bytes;
+    uint64_t staging_bytes; /* host memory while loading, given back when that is done */
+    uint64_t free_bytes;    /* on the device, before */
+    enum kv_type kv_key_type, kv_value_type; /* what kv_bytes are of */
     uint32_t n_ctx, n_seqs;
     uint32_t n_pages, n_prefix_pages; /* in all; of them for the prefix cache alone */
     uint64_t swap_bytes;              /* host memory that swapping out may take */
@@ -57,7 +62,12 @@ struct engine_placement { /* worked out before anything is loaded */
 int engine_place(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
                  struct err *e);
 
-/* Load. The model_file must outlive the engine only until this returns. */
+/* What a person should compare with the process's resident memory while requests run; the program
+ * itself (a few MiB) comes on top, and what nothing has used yet does not show there. */
+uint64_t engine_placed_bytes(const struct engine_placement *p);
+
+/* Load. The model_file's mapped pages and readers are let go of (model_file_forget), so no other
+ * thread may read it meanwhile. It must outlive the engine only until this returns. */
 int engine_open(struct engine **out, struct model_file *f, const struct engine_config *c,
                 struct err *e);
 void engine_close(struct engine *en); /* cancels what runs, joins the thread; NULL is fine */

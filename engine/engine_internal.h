@@ -137,6 +137,13 @@ struct loaded { /* one model on one device; zeroed: nothing */
     struct arena arena; /* the plan's */
     struct engine_placement placement;
 };
+/* footprint.c: the placement's host_bytes for these limits. tok and tmpl NULL: not read yet, what
+ * they will take is estimated from the file. */
+uint64_t footprint_host_bytes(const struct loaded *ld, const struct model_file *f,
+                              const struct engine_config *c, const struct tokenizer *tok,
+                              const struct template *tmpl);
+uint64_t footprint_staging_bytes(const struct loaded *ld, const struct engine_config *c);
+
 /* Open the device, check the model, settle the limits, count bytes, refuse what does not fit. */
 int loaded_place(struct loaded *ld, struct model_file *f, const struct engine_config *c,
                  const struct backend *be, struct err *e);
@@ -160,6 +167,8 @@ struct kv_pool {     /* page numbers only; the bytes are the backend's */
     int32_t n_pages, n_free;
     int32_t n_held; /* by slots. The others are free, or the prefix tree gives them up when asked */
 };
+/* Bytes of memory that the bookkeeping will take: pool, slots and the swap area's list. */
+uint64_t kv_lists_bytes(const struct limits *l);
 int kv_pool_init(struct kv_pool *p, uint32_t n_pages, struct err *e);
 void kv_pool_fini(struct kv_pool *p);
 int32_t kv_page_take(struct kv_pool *p);             /* one reference; -1 when none is free */
@@ -286,6 +295,7 @@ struct schedule {                                /* decisions are made in its ar
     double n_keys;          /* that the decided step's rows look at */
 };
 int schedule_init(struct schedule *c, const struct limits *l, struct err *e);
+uint64_t schedule_bytes(const struct limits *l); /* of memory that it will take */
 void schedule_fini(struct schedule *c);
 /* Admit, end, and fill the engine's batch with the next step's rows. None: there is nothing to run
  * just now, or an active one has ended and must be reaped first. Those that ended while they waited
@@ -341,8 +351,6 @@ struct models;
 struct models_config;
 int models_open_on(struct models **out, const struct models_config *c, const struct backend *be,
                    struct err *e);
-/* Bytes on the device and beside it that an engine counts for. */
-uint64_t placement_bytes(const struct engine_placement *p);
 /* For tests: see every op's output. Set before the first request. */
 void engine_set_tap(struct engine *en,
                     void (*tap)(void *user, const struct op *op, const float *rows, int32_t n_rows,

@@ -5,6 +5,15 @@
  * the beginning of a page that its slot goes on filling. */
 #include "engine/engine_internal.h"
 
+uint64_t kv_lists_bytes(const struct limits *l)
+{
+    uint64_t page = sizeof *(struct kv_pool){0}.free + sizeof *(struct kv_pool){0}.refs +
+                    sizeof *(struct kv_pool){0}.slots;
+    uint64_t slot = sizeof(struct kv_seq) + (uint64_t)l->n_ctx * sizeof(int32_t) +
+                    (uint64_t)l->pages_per_seq * 2 * sizeof(int32_t);
+    return page * l->n_pages + slot * l->n_seqs + sizeof(int32_t) * (uint64_t)l->n_swap_pages;
+}
+
 int kv_pool_init(struct kv_pool *p, uint32_t n_pages, struct err *e)
 {
     p->free = mem_array(n_pages, sizeof *p->free);

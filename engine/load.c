@@ -206,10 +206,18 @@ static const char *human(char out[32], uint64_t bytes)
     return out;
 }
 
+static uint64_t bytes_needed(const struct engine_placement *p)
+{
+    uint64_t all = engine_placed_bytes(p), rest = p->staging_bytes;
+    /* while the weights are loaded nothing of the host's part is used yet */
+    rest -= MIN(rest, p->host_bytes);
+    return add_over(all, rest, &all) ? UINT64_MAX : all;
+}
+
 /* What would fit: KV grows with the context, weights and scratch stay. */
 static void suggest(char *out, size_t n, const struct engine_placement *p)
 {
-    uint64_t fixed = p->weight_bytes + p->scratch_bytes, ctx = 0;
+    uint64_t fixed = bytes_needed(p) - p->kv_bytes, ctx = 0;
     if (fixed < p->free_bytes && p->kv_bytes && p->n_pages) {
         double per_page = (double)p->kv_bytes / p->n_pages;
         ctx = (uint64_t)((double)(p->free_bytes - fixed) / per_page / p->n_seqs) * KV_PAGE_TOKENS;
@@ -223,21 +231,12 @@ static void suggest(char *out, size_t n, const struct engine_placement *p)
         snprintf(out, n, "use a smaller quantization or a larger machine");
 }
 
-uint64_t placement_bytes(const struct engine_placement *p)
-{
-    uint64_t n;
-    if (add_over(p->weight_bytes, p->kv_bytes, &n) || add_over(n, p->scratch_bytes, &n) ||
-        add_over(n, p->swap_bytes, &n))
-        return UINT64_MAX;
-    return n;
-}
-
 /* Where whole contexts for all do not fit, and nobody said how many pages there are to be: as many
  * as fit, one context at least. */
 static void settle_pages(struct limits *l, struct engine_placement *p,
                          const struct engine_config *c)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
     if (c->kv_pages || need <= p->free_bytes)
         return;
     uint64_t fit = p->free_bytes / 16 * 15, fixed = need - p->kv_bytes;
@@ -249,7 +248,7 @@ static void settle_pages(struct limits *l, struct engine_placement *p,
 /* Host memory for those that are swapped out, where all may not be here at once. */
 static void settle_swap(struct limits *l, struct engine_placement *p, const struct engine_config *c)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
     uint64_t missing = (uint64_t)l->max_held * l->n_seqs - l->n_pages;
     uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
     if (!missing)
@@ -264,7 +263,7 @@ static void settle_swap(struct limits *l, struct engine_placement *p, const stru
 static int settle_prefix(struct limits *l, struct engine_placement *p,
                          const struct engine_config *c, struct err *e)
 {
-    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = placement_bytes(p);
+    uint64_t page_bytes = MAX(p->kv_bytes / MAX(l->n_pages, 1u), 1u), need = bytes_needed(p);
     uint64_t left = need < p->free_bytes ? p->free_bytes - need : 0;
     uint64_t n = c->prefix_ram_bytes / page_bytes;
     if (!c->prefix_ram_bytes)
@@ -279,18 +278,19 @@ static int settle_prefix(struct limits *l, struct engine_placement *p,
 
 static int check_fits(const struct engine_placement *p, uint64_t max_bytes, struct err *e)
 {
-    uint64_t need = placement_bytes(p);
+    uint64_t need = bytes_needed(p);
     if (need <= p->free_bytes)
         return 0;
-    char all[32], w[32], kv[32], scratch[32], left[32], hint[128];
+    char all[32], w[32], kv[32], scratch[32], host[32], left[32], hint[128];
     suggest(hint, sizeof hint, p);
     return err_set(
         e, ERR_MEMORY,
-        "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s) but %.80s "
+        "the model needs %s (weights %s, KV %s for %u x %u tokens, scratch %s, host %s) but %.80s "
         "has %s %s; %s",
         human(all, need), human(w, p->weight_bytes), human(kv, p->kv_bytes), p->n_seqs, p->n_ctx,
-        human(scratch, p->scratch_bytes), p->device, human(left, p->free_bytes),
-        max_bytes && p->free_bytes >= max_bytes ? "for it" : "free", hint);
+        human(scratch, p->scratch_bytes), human(host, p->host_bytes + p->swap_bytes), p->device,
+        human(left, p->free_bytes), max_bytes && p->free_bytes >= max_bytes ? "for it" : "free",
+        hint);
 }
 
 static int open_device(struct loaded *ld, const struct engine_config *c, struct err *e)
@@ -333,12 +333,16 @@ static int place(struct loaded *ld, struct model_file *f, const struct engine_co
     p->kv_value_type = ld->lim.kv_value_type;
     p->weight_bytes = count_weight_bytes(ld, f);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
+    if (!c->max_bytes) /* a budget is for what stays */
+        p->staging_bytes = footprint_staging_bytes(ld, c);
+    p->host_bytes = footprint_host_bytes(ld, f, c, NULL, NULL);
     settle_pages(&ld->lim, p, c);
     settle_swap(&ld->lim, p, c);
     if (settle_prefix(&ld->lim, p, c, e))
         goto out;
     p->n_pages = (uint32_t)(plan.n_pages = (int32_t)ld->lim.n_pages);
     be->plan_bytes(ld->dev, &plan, &p->kv_bytes, &p->scratch_bytes);
+    p->host_bytes = footprint_host_bytes(ld, f, c, NULL, NULL);
     rc = check_fits(p, c->max_bytes, e);
 out:
     if (rc)

@@ -260,6 +260,7 @@ static struct engine_config config_for(struct models *ms, struct loading *l)
 {
     struct engine_config c = ms->cfg.engine;
     c.prefix_store = ms->cfg.prefix;
+    c.prefix_counted = true;
     c.n_ctx = l->m->want_ctx ? l->m->want_ctx : c.n_ctx;
     c.max_bytes = ms->cfg.budget_bytes;
     c.quiet_load = false; /* by its progress a load is cancelled */
@@ -281,7 +282,7 @@ static int find_room(struct models *ms, struct models_entry *m, struct model_fil
         if (rc && (why.code != ERR_MEMORY || (budget && p.free_bytes >= budget)))
             return err_set(e, why.code, "%s", why.msg);
         pthread_mutex_lock(&ms->mu);
-        room = make_room(ms, m, rc ? 0 : placement_bytes(&p), &why, e);
+        room = make_room(ms, m, rc ? 0 : engine_placed_bytes(&p), &why, e);
         struct held h;
         count_held(&h, ms, m);
         c->max_bytes = room > 0 && budget ? budget - h.bytes : budget;
@@ -351,7 +352,7 @@ static void settle(struct models *ms, struct models_entry *m, int rc, const stru
         const struct engine_info *i = engine_info(m->en);
         m->n_refused += rc != 0;
         m->state = MODELS_READY;
-        m->bytes = placement_bytes(&i->placement);
+        m->bytes = engine_placed_bytes(&i->placement);
         m->n_ctx = i->n_ctx;
         snprintf(m->device, sizeof m->device, "%s", i->describe);
     } else {

@@ -13,10 +13,11 @@ struct models_entry;
 struct models_config {           /* models_defaults fills it */
     struct store *store;         /* for names; NULL: paths only. Outlives the models */
     struct prefix_store *prefix; /* the tier that survives; outlives them too. NULL: none */
-    /* Of every engine, but for what is said here: prefix_store, max_bytes, progress and user are
-     * set by the models. Its strings stay the caller's. */
+    /* Of every engine, but for what is said here: prefix_store, prefix_counted, max_bytes,
+     * progress and user are set by the models. Its strings stay the caller's. */
     struct engine_config engine;
-    uint64_t budget_bytes; /* of all engines together, as placed; 0: what the device has free */
+    uint64_t budget_bytes; /* of all engines together, as placed, without what the prefix store
+                              they share takes itself; 0: what the device has free */
     uint32_t max_loaded;   /* engines at the same time; 0: no bound but the bytes */
     int64_t keep_alive_ns; /* an engine stays so long after its last use: 0 goes at once, below 0
                               stays until its room is needed */

@@ -87,25 +87,41 @@ static uint64_t power_of_two(uint64_t n)
     return p;
 }
 
+struct tree_sizes {
+    uint64_t n_nodes, n_table, n_sets;
+};
+
+static struct tree_sizes sizes_of(uint64_t n_pages, uint32_t n_seqs)
+{
+    /* a root is there for a pinned sequence or for a page below it */
+    uint64_t n_nodes = 2 * n_pages + n_seqs;
+    return (struct tree_sizes){n_nodes, power_of_two(2 * n_nodes),
+                               power_of_two(MAX(n_pages, (uint64_t)MIN_SEEN_SETS))};
+}
+
+uint64_t prefix_tree_bytes(uint32_t n_pages, uint32_t n_seqs)
+{
+    struct tree_sizes s = sizes_of(n_pages, n_seqs);
+    return s.n_nodes * (sizeof(struct prefix_node) + sizeof(int32_t)) +
+           s.n_table * sizeof(int32_t) + s.n_sets * sizeof(struct prefix_seen);
+}
+
 int prefix_tree_init(struct prefix_tree *t, struct kv_pool *pool, uint32_t n_seqs,
                      uint64_t page_bytes, struct err *e)
 {
-    /* a root is there for a pinned sequence or for a page below it */
-    uint64_t n_pages = (uint64_t)pool->n_pages, n_nodes = 2 * n_pages + n_seqs;
-    uint64_t n_table = power_of_two(2 * n_nodes);
-    uint64_t n_sets = power_of_two(MAX(n_pages, (uint64_t)MIN_SEEN_SETS));
+    struct tree_sizes s = sizes_of((uint64_t)pool->n_pages, n_seqs);
+    uint64_t n_nodes = s.n_nodes, n_table = s.n_table, n_sets = s.n_sets;
     *t = (struct prefix_tree){.pool = pool, .marked_head = NONE, .marked_tail = NONE};
     if (n_nodes > INT32_MAX)
-        return err_set(e, ERR_LIMIT, "%llu KV pages are too many for the prefix tree",
-                       (unsigned long long)n_pages);
+        return err_set(e, ERR_LIMIT, "%d KV pages are too many for the prefix tree", pool->n_pages);
     t->nodes = mem_array(n_nodes, sizeof *t->nodes);
     t->table = mem_array(n_table, sizeof *t->table);
     t->heap = mem_array(n_nodes, sizeof *t->heap);
     t->seen = mem_array(n_sets, sizeof *t->seen);
     if (!t->nodes || !t->table || !t->heap || !t->seen) {
         prefix_tree_fini(t);
-        return err_set(e, ERR_MEMORY, "out of memory for a prefix tree of %llu pages",
-                       (unsigned long long)n_pages);
+        return err_set(e, ERR_MEMORY, "out of memory for a prefix tree of %d pages",
+                       pool->n_pages);
     }
     t->n_nodes = (int32_t)n_nodes;
     for (int32_t i = 0; i < t->n_nodes; i++)

@@ -65,6 +65,7 @@ struct prefix_tree {
 int prefix_tree_init(struct prefix_tree *t, struct kv_pool *pool, uint32_t n_seqs,
                      uint64_t page_bytes, struct err *e);
 void prefix_tree_fini(struct prefix_tree *t); /* gives back every page */
+uint64_t prefix_tree_bytes(uint32_t n_pages, uint32_t n_seqs); /* of memory that it will take */
 
 /* The first half of SHA-256: a tenant's name cannot be made to meet another's. */
 struct hash128 prefix_facet_hash(const void *p, size_t n);

@@ -170,6 +170,18 @@ static int scratch_init(struct sampler *s, struct err *e)
     return 0;
 }
 
+uint64_t sampler_bytes(const struct sample_params *p, uint32_t n_vocab, uint32_t max_tokens)
+{
+    const uint64_t arena_rest = 64 << 10; /* of its last block */
+    uint64_t n = n_vocab, n_blocks = (n + SCAN_BLOCK - 1) / SCAN_BLOCK;
+    uint64_t n_top = MIN((uint64_t)MAX(p->n_probs, 0), n);
+    uint64_t n_keys = p->temperature > 0 || n_top ? n : 1;
+    uint64_t n_aux = p->typical_p < 1 ? n : n_blocks;
+    return sizeof(struct sampler) + arena_rest + n * sizeof(float) +
+           n_blocks * (sizeof(float) + sizeof(double)) + (n_keys + n_aux) * sizeof(uint64_t) +
+           n_top * sizeof(struct token_prob) + history_bytes(p, n_vocab, max_tokens);
+}
+
 static int seed_init(struct sampler *s, struct err *e)
 {
     while (!s->p.seed)

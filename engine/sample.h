@@ -56,6 +56,8 @@ typedef const char *(*sample_piece)(const void *user, int32_t id, size_t *n);
 int sampler_new(struct sampler **out, const struct sample_params *p, uint32_t n_vocab,
                 uint32_t max_tokens, sample_piece piece, const void *user, struct err *e);
 void sampler_free(struct sampler *s);
+/* Bytes of memory that a sampler of these parameters takes, but for the lists copied from them. */
+uint64_t sampler_bytes(const struct sample_params *p, uint32_t n_vocab, uint32_t max_tokens);
 /* Tell it of a token of the prompt (or one that was forced), so that penalties see it. Ids outside
  * the vocabulary (image rows) are passed over. */
 void sampler_accept(struct sampler *s, int32_t id);

@@ -149,6 +149,7 @@ struct sampler {
 };
 
 int history_init(struct sampler *s, uint32_t max_tokens, struct err *e);
+uint64_t history_bytes(const struct sample_params *p, uint32_t n_vocab, uint32_t max_tokens);
 void history_add(struct sampler *s, int32_t id);
 bool adjust_wanted(const struct sampler *s, const uint32_t *allowed);
 void adjust_logits(struct sampler *s, const float *logits, const uint32_t *allowed); /* into work */

@@ -34,14 +34,32 @@ static int breakers_init(struct sampler *s, struct err *e)
     return 0;
 }
 
+/* How far the two look back. */
+static void set_windows(struct history *h, const struct sample_params *p, uint32_t max_tokens)
+{
+    if (penalties_on(p))
+        h->window = window_tokens(p->repeat_last_n, max_tokens);
+    if (p->dry_multiplier > 0)
+        h->dry_window = window_tokens(p->dry_last_n, max_tokens);
+    h->keep = MAX(h->window, h->dry_window);
+}
+
+uint64_t history_bytes(const struct sample_params *p, uint32_t n_vocab, uint32_t max_tokens)
+{
+    struct history h = {0};
+    set_windows(&h, p, max_tokens);
+    uint64_t sum = h.keep * 2 * sizeof *h.v;
+    if (h.window)
+        sum += MIN(h.window, n_vocab) * sizeof *h.seen + n_vocab * sizeof *h.slot;
+    if (h.dry_window)
+        sum += h.dry_window * sizeof *h.match + n_vocab * sizeof *h.dry_length;
+    return sum;
+}
+
 int history_init(struct sampler *s, uint32_t max_tokens, struct err *e)
 {
     struct history *h = &s->h;
-    if (penalties_on(&s->p))
-        h->window = window_tokens(s->p.repeat_last_n, max_tokens);
-    if (s->p.dry_multiplier > 0)
-        h->dry_window = window_tokens(s->p.dry_last_n, max_tokens);
-    h->keep = MAX(h->window, h->dry_window);
+    set_windows(h, &s->p, max_tokens);
     size_t v_bytes, match_bytes;
     if (mul_over(h->keep, 2 * sizeof *h->v, &v_bytes) ||
         mul_over(h->dry_window, sizeof *h->match, &match_bytes))

@@ -484,7 +484,7 @@ static void run_prompts(struct work *w, struct room room)
 static struct room room_beside_decoding(const struct sched_snapshot *s, uint32_t rows)
 {
     const struct sched_cost *c = &s->cost;
-    uint64_t trusted = c->ns_per_row > 0 ? 2 * (uint64_t)c->n_seen : 0;
+    uint64_t trusted = 2 * (uint64_t)c->n_seen;
     double most = (double)s->max_step_ns;
     return (struct room){.rows = (uint32_t)MIN((uint64_t)rows, MAX(trusted, (uint64_t)PROBE_ROWS)),
                          .ns = MAX(most - N_DEVIATIONS * c->ns_noise, most / 4)};

@@ -29,6 +29,14 @@ int schedule_init(struct schedule *c, const struct limits *l, struct err *e)
     return err_set(e, ERR_MEMORY, "out of memory for the scheduler of %zu requests", n);
 }
 
+uint64_t schedule_bytes(const struct limits *l)
+{
+    const struct schedule c = {0};
+    uint64_t n = (uint64_t)l->n_seqs + l->queue_len, n_tenants = n + IDLE_TENANTS;
+    return n * (sizeof *c.seqs + sizeof *c.verdicts) + l->n_seqs * sizeof *c.admitted +
+           n_tenants * (2 * sizeof *c.tenants + sizeof *c.keys + sizeof *c.uses);
+}
+
 void schedule_fini(struct schedule *c)
 {
     mem_free(c->seqs);

@@ -113,6 +113,9 @@ int gguf_add_shard(struct gguf *g, uint32_t shard, const void *p, size_t n, uint
 /* Map a file (and, if it is a first shard `...-00001-of-0000N.gguf`, its siblings) and parse it. */
 int gguf_open(struct gguf **out, const char *path, struct err *e);
 void gguf_free(struct gguf *g); /* unmaps what gguf_open mapped; NULL is fine */
+uint64_t gguf_bytes(const struct gguf *g); /* of memory: lists and look-up, without what is mapped */
+/* Let go of the pages of what gguf_open mapped; they are read again when they are looked at. */
+void gguf_forget(const struct gguf *g);
 
 /* Checks beyond what parsing refuses anyway: overlapping or gapped tensors, unused bytes at the end,
  * tokenizer arrays of unequal length, special ids outside the vocabulary, NaN or infinite scales in

@@ -47,6 +47,7 @@ struct gguf_index {
 };
 struct gguf_index *gguf_index_new(void);
 void gguf_index_free(struct gguf_index *x);
+uint64_t gguf_index_bytes(const struct gguf_index *x);
 /* Enter items from .. to-1 of g (all of them when the table had to grow). Returns 0, -1 when out of
  * memory, or 1 with *dup set to the position of the first item whose name is already there. */
 int gguf_index_keys(uint64_t *dup, struct gguf *g);

@@ -21,6 +21,16 @@ void gguf_index_free(struct gguf_index *x)
     mem_free(x);
 }
 
+static uint64_t table_bytes(const struct gguf_table *t)
+{
+    return t->slots ? (uint64_t)(t->mask + 1) * sizeof *t->slots : 0;
+}
+
+uint64_t gguf_index_bytes(const struct gguf_index *x)
+{
+    return sizeof *x + table_bytes(&x->keys) + table_bytes(&x->tensors);
+}
+
 static struct gguf_str key_name(const struct gguf *g, uint64_t i)
 {
     return g->kv[i].key;

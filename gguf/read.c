@@ -451,6 +451,18 @@ void gguf_free(struct gguf *g)
     mem_free(g);
 }
 
+uint64_t gguf_bytes(const struct gguf *g)
+{
+    return sizeof *g + g->arena.used_bytes + g->n_tensors * sizeof *g->tensors +
+           gguf_index_bytes(g->index);
+}
+
+void gguf_forget(const struct gguf *g)
+{
+    for (uint32_t i = 0; i < g->n_shards; i++)
+        file_forget(&g->shards[i].map);
+}
+
 const void *gguf_tensor_data(const struct gguf *g, const struct gguf_tensor *t)
 {
     const struct gguf_shard *s = &g->shards[t->shard];

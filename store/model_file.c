@@ -171,15 +171,22 @@ int model_file_open(struct model_file **out, struct store *s, const char *ref, s
     return 0;
 }
 
+static void drop_readers(struct model_file *f)
+{
+    for (int i = 0; i < N_READERS; i++) {
+        CHECK(!f->readers[i].busy);
+        sqlite3_blob_close(f->readers[i].blob);
+        db_close(f->readers[i].db);
+        mem_free(f->readers[i].chunk);
+        f->readers[i] = (struct reader){0};
+    }
+}
+
 void model_file_close(struct model_file *f)
 {
     if (!f)
         return;
-    for (int i = 0; i < N_READERS; i++) {
-        sqlite3_blob_close(f->readers[i].blob);
-        db_close(f->readers[i].db);
-        mem_free(f->readers[i].chunk);
-    }
+    drop_readers(f);
     if (f->fd >= 0)
         close(f->fd);
     gguf_free(f->g);
@@ -200,6 +207,22 @@ const struct gguf *model_file_gguf(const struct model_file *f)
 const char *model_file_name(const struct model_file *f)
 {
     return f->name;
+}
+
+/* ---- memory ---- */
+
+uint64_t model_file_bytes(const struct model_file *f)
+{
+    uint64_t n = sizeof *f + gguf_bytes(f->g) + (uint64_t)f->l.n_chunks * sizeof *f->sums;
+    for (uint32_t i = 0; i < f->l.n_shards; i++)
+        n += sizeof f->l.shards[i] + f->l.shards[i].header_bytes;
+    return n;
+}
+
+void model_file_forget(struct model_file *f)
+{
+    drop_readers(f);
+    gguf_forget(f->g);
 }
 
 /* ---- identity ---- */

@@ -180,7 +180,7 @@ int prefix_open(struct prefix_store **out, const char *home, const struct prefix
         mem_free(p);
         return -1;
     }
-    p->ring_bytes = c && c->dirty_bytes ? MAX(c->dirty_bytes, (uint64_t)64 << 10) : 256u << 20;
+    p->ring_bytes = c && c->dirty_bytes ? MAX(c->dirty_bytes, (uint64_t)64 << 10) : 64u << 20;
     p->ring = mem_pages(p->ring_bytes);
     int rc = p->ring ? 0
                      : err_set(e, ERR_MEMORY, "no memory for %zu bytes of unwritten pages",
@@ -220,6 +220,15 @@ void prefix_close(struct prefix_store *p)
     pthread_mutex_destroy(&p->read_lock);
     pthread_mutex_destroy(&p->tools_lock);
     mem_free(p);
+}
+
+uint64_t prefix_store_bytes(const struct prefix_store *p, uint64_t kv_bytes)
+{
+    /* of a connection: SQLite's page cache (its default, 2,000 KiB), statements and schema; a page
+     * as it is stored and what zstd needs for it, which grows with the page up to its window */
+    uint64_t cache = 2048u << 10, statements = 256u << 10, zstd = 2304u << 10;
+    uint64_t connection = cache + statements + zstd + MIN(kv_bytes, (uint64_t)PREFIX_MAX_KV_BYTES);
+    return sizeof *p + p->ring_bytes + 2 * connection;
 }
 
 /* ---- the ring of dirty pages; all under p->lock ----

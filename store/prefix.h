@@ -21,7 +21,7 @@ enum {
 
 struct prefix_config {
     uint64_t max_bytes;   /* of prefix.db; 0: 10 % of the disk's free space, at most 20 GiB */
-    uint64_t dirty_bytes; /* memory for pages not yet written; 0: 256 MiB (taken as it fills) */
+    uint64_t dirty_bytes; /* memory for pages not yet written; 0: 64 MiB (taken as it fills) */
 };
 
 struct prefix_key {
@@ -58,6 +58,9 @@ int prefix_open(struct prefix_store **out, const char *home, const struct prefix
                 struct err *e);
 /* Writes what is waiting, then frees. NULL is fine. */
 void prefix_close(struct prefix_store *p);
+/* Bytes of memory it takes at most when its pages have kv_bytes bytes: what waits to be written, the
+ * connections' caches, packing. */
+uint64_t prefix_store_bytes(const struct prefix_store *p, uint64_t kv_bytes);
 
 /* Look up want->key and compare parent, ids and kv_bytes; on PREFIX_HIT kv holds kv_bytes bytes,
  * otherwise what it holds is undefined. Also finds pages that are not written yet. */

@@ -81,6 +81,12 @@ const char *model_file_digest(struct model_file *f);
  * several threads at once. */
 int model_file_read(struct model_file *f, const struct gguf_tensor *t, void *dst, uint64_t offset,
                     size_t n, struct err *e);
+/* Bytes of memory that the open model takes: header, lists and sums; without the pages of a mapped
+ * file and without readers, which model_file_forget lets go of. */
+uint64_t model_file_bytes(const struct model_file *f);
+/* The weights have been copied: let go of readers, their chunks and mapped pages. Reading goes on to
+ * work and takes them again. Not while another thread reads the same model_file. */
+void model_file_forget(struct model_file *f);
 /* The tensor's bytes in memory when the model is a mapped plain file, else NULL. */
 const void *model_file_map(const struct model_file *f, const struct gguf_tensor *t);
 

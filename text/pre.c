@@ -297,6 +297,18 @@ void pre_free(struct pre *pre)
     mem_free(pre);
 }
 
+uint64_t pre_bytes(const struct pre *pre)
+{
+    uint64_t sum = sizeof *pre;
+    for (unsigned i = 0; i < pre->n_steps; i++) {
+        size_t code = 0, jit = 0;
+        if (pre->steps[i].code && !pcre2_pattern_info(pre->steps[i].code, PCRE2_INFO_SIZE, &code) &&
+            !pcre2_pattern_info(pre->steps[i].code, PCRE2_INFO_JITSIZE, &jit))
+            sum += code + jit;
+    }
+    return sum;
+}
+
 /* ---- one call ---- */
 
 int pre_run_new(struct pre_run **out, const struct pre *pre, pre_word word, void *user,

@@ -152,6 +152,11 @@ void template_free(struct template *t)
     mem_free(t);
 }
 
+uint64_t template_bytes(const struct template *t)
+{
+    return sizeof *t + t->arena.used_bytes;
+}
+
 /* ---- rendering ---- */
 
 /* Give the top-level variable a value, if the template mentions it at all. */

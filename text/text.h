@@ -28,6 +28,9 @@ struct tokenizer;
  * is an error that names it. The gguf may be freed afterwards. */
 int tokenizer_new(struct tokenizer **out, const struct gguf *g, struct err *e);
 void tokenizer_free(struct tokenizer *t); /* NULL is fine */
+uint64_t tokenizer_bytes(const struct tokenizer *t); /* of memory that it takes */
+/* What tokenizer_new would take of this file, from the lengths of its lists alone; 0 if it has none. */
+uint64_t tokenizer_bytes_of(const struct gguf *g);
 
 enum {
     TOKENIZE_ADD_SPECIAL = 1,   /* BOS / EOS as the model's flags say */
@@ -71,6 +74,7 @@ struct template;
  * Errors name the line. */
 int template_new(struct template **out, const char *src, size_t n, struct err *e);
 void template_free(struct template *t); /* NULL is fine */
+uint64_t template_bytes(const struct template *t); /* of memory that it takes */
 
 struct template_args {
     const struct json_t *messages; /* array of {"role", "content", ...} */

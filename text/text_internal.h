@@ -143,6 +143,8 @@ void merge_fini(struct merge_work *w);
 /* ---- vocabulary (tokenizer_vocab.c) ---- */
 
 int piece_map_init(struct piece_map *m, uint32_t n_expected);
+uint64_t piece_map_slots(uint64_t n_expected);
+uint64_t pair_map_slots(uint64_t n_expected);
 int32_t piece_find(const struct tokenizer *t, const char *p, size_t n); /* or -1 */
 /* Enter pieces[id] unless its bytes are there already (the first one wins) or empty. */
 int piece_put(struct tokenizer *t, int32_t id);
@@ -207,6 +209,7 @@ struct pre_run;
 const struct pre_rule *pre_find(const char *name, size_t n); /* NULL: unknown */
 int pre_new(struct pre **out, const struct pre_rule *rule, struct err *e);
 void pre_free(struct pre *pre);
+uint64_t pre_bytes(const struct pre *pre);
 int pre_run_new(struct pre_run **out, const struct pre *pre, pre_word word, void *user,
                 struct err *e);
 void pre_run_free(struct pre_run *r);

@@ -151,6 +151,43 @@ void tokenizer_free(struct tokenizer *t)
     mem_free(t);
 }
 
+uint64_t tokenizer_bytes(const struct tokenizer *t)
+{
+    uint64_t n = sizeof *t + t->arena.used_bytes + t->cap_pieces * sizeof *t->pieces;
+    n += ((uint64_t)t->words.mask + 1) * sizeof *t->words.slots;
+    if (t->pairs.slots)
+        n += (t->pairs.mask + 1) * sizeof *t->pairs.slots;
+    return n + (t->pre ? pre_bytes(t->pre) : 0);
+}
+
+/* An array's items, when it is one of strings or numbers; *n_bytes: of all its strings. */
+static uint64_t count_items(uint64_t *n_bytes, const struct gguf *g, const char *key)
+{
+    const struct gguf_kv *kv = gguf_find(g, key);
+    *n_bytes = 0;
+    if (!kv || kv->type != GGUF_ARRAY || kv->elem_type != GGUF_STRING)
+        return 0;
+    *n_bytes = kv->n_bytes - 8 * kv->n; /* each has its length in front */
+    return kv->n;
+}
+
+uint64_t tokenizer_bytes_of(const struct gguf *g)
+{
+    uint64_t text_bytes, unused;
+    uint64_t n = count_items(&text_bytes, g, "tokenizer.ggml.tokens");
+    uint64_t n_merges = count_items(&unused, g, "tokenizer.ggml.merges");
+    if (!n)
+        return 0;
+    uint64_t sum = sizeof(struct tokenizer) + text_bytes;
+    sum += n * (sizeof(struct piece) + 3); /* types, ends of generation, memo */
+    sum += piece_map_slots(n) * sizeof(struct piece_slot);
+    if (n_merges)
+        return sum + pair_map_slots(n_merges) * sizeof(struct pair_slot);
+    /* SentencePiece: ranks, and texts apart from the spellings. Those of words that begin with a
+     * blank, half of all as a rule, have bytes of their own. */
+    return sum + n * (sizeof(uint32_t) + sizeof(struct piece)) + n / 2 * 16;
+}
+
 /* ---- encoding ---- */
 
 int emit_bytes(struct encode *c, const char *p, size_t n)

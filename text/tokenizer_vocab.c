@@ -6,11 +6,25 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-int piece_map_init(struct piece_map *m, uint32_t n_expected)
+uint64_t piece_map_slots(uint64_t n_expected)
 {
     uint64_t n_slots = 64;
-    while (n_slots < 2 * (uint64_t)n_expected)
+    while (n_slots < 2 * n_expected)
         n_slots *= 2;
+    return n_slots;
+}
+
+uint64_t pair_map_slots(uint64_t n_expected)
+{
+    uint64_t n_slots = 64;
+    while (n_slots < n_expected + n_expected / 2)
+        n_slots *= 2;
+    return n_slots;
+}
+
+int piece_map_init(struct piece_map *m, uint32_t n_expected)
+{
+    uint64_t n_slots = piece_map_slots(n_expected);
     if (n_slots > (uint64_t)1 << 31 || !(m->slots = mem_array(n_slots, sizeof *m->slots)))
         return -1;
     m->mask = (uint32_t)(n_slots - 1);
@@ -120,9 +134,7 @@ int32_t piece_add(struct tokenizer *t, const char *p, size_t n)
 
 int pair_map_init(struct tokenizer *t, uint64_t n_expected)
 {
-    uint64_t n_slots = 64;
-    while (n_slots < n_expected + n_expected / 2)
-        n_slots *= 2;
+    uint64_t n_slots = pair_map_slots(n_expected);
     t->pairs.slots = mem_array(n_slots, sizeof *t->pairs.slots);
     t->pairs.mask = n_slots - 1;
     return t->pairs.slots ? 0 : -1;

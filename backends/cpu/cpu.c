@@ -303,6 +303,8 @@ static void free_load_bufs(struct device *d)
     for (int32_t i = 0; d->load_bufs && i < pool_threads(d->pool); i++)
         mem_free(d->load_bufs[i]);
     mem_free(d->load_bufs);
+    d->load_bufs = NULL;
+    d->load_buf_bytes = 0;
 }
 
 static int load_matrix(struct device *d, struct weight *w, const struct weight_src *src,
@@ -397,6 +399,13 @@ static void cpu_unload(struct device *d, struct weight *w)
     mem_free(w);
 }
 
+/* The weights are there by now. */
+static int cpu_prepare(struct device *d, struct exec **out, const struct plan *p, struct err *e)
+{
+    free_load_bufs(d);
+    return exec_new(d, out, p, e);
+}
+
 static int cpu_kv_read(struct exec *x, void *dst, int32_t page, struct err *e)
 {
     memcpy(dst, exec_page(x, page), exec_page_bytes(x));
@@ -433,7 +442,7 @@ const struct backend backend_cpu = {
     .load = cpu_load,
     .unload = cpu_unload,
     .plan_bytes = exec_bytes,
-    .prepare = exec_new,
+    .prepare = cpu_prepare,
     .exec_free = exec_free,
     .run = exec_run,
     .kv_page_bytes = exec_page_bytes,

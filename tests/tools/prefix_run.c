@@ -1,7 +1,8 @@
 /* For tests/e2e/prefix.sh: one process that opens a model with the prefix store, asks for an answer
  * to a prompt of so many tokens, a number of times, prints for each the time to first token and a
  * hash of the tokens, and may end by SIGKILL a moment after the last answer, as a crash would.
- *     prefix_run MODEL HOME|- N_PROMPT N_ANSWER TIMES [kill]            (HOME -: no store)
+ *     prefix_run MODEL HOME|- N_PROMPT N_ANSWER TIMES [kill|wait]       (HOME -: no store)
+ * With `wait` it stays, loaded and idle, until its standard input ends.
  * A line an answer: `TTFT_MS N_CACHED HASH hits RAM COPY DISK miss REASON=N...` */
 #include "engine/engine.h"
 #include "store/prefix.h"
@@ -79,7 +80,10 @@ int main(int argc, char **argv)
     }
     for (long t = strtol(argv[5], NULL, 10); !rc && t > 0; t--)
         rc = ask(en, ids, n, n_answer, &e);
-    if (!rc && argc > 6) {
+    if (!rc && argc > 6 && !strcmp(argv[6], "wait")) {
+        while (getchar() != EOF)
+            ;
+    } else if (!rc && argc > 6) {
         usleep(1000000); /* the person reads the answer */
         raise(SIGKILL);
     }

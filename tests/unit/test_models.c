@@ -149,12 +149,16 @@ static bool make_models(void)
     }
     struct models_config c = config();
     struct model_file *f = NULL;
-    struct engine_placement p;
     struct err e = {0};
+    struct engine *en = NULL;
+    struct engine_info info = {0};
     bool ok = OK_CALL(model_file_open(&f, NULL, paths[0], &e), e) &&
-              OK_CALL(engine_place(&p, f, &c.engine, &e), e);
+              OK_CALL(engine_open(&en, f, &c.engine, &e), e);
+    if (ok)
+        info = *engine_info(en);
+    engine_close(en);
     model_file_close(f);
-    one_bytes = ok ? placement_bytes(&p) : 0;
+    one_bytes = ok ? engine_placed_bytes(&info.placement) : 0;
     return ok;
 }
 

@@ -49,7 +49,7 @@ static void test_prompts_beside_decoding_keep_the_time_bound(void)
     m->cost.ns_per_row = 80e6; /* slower than the bound: prompts go on all the same */
     sim_step(m);
     OK(a->n_out == 3 && c->n_kv == 8);
-    m->cost.ns_per_row = 0; /* nothing is known */
+    m->cost = (struct sched_cost){0}; /* nothing is known */
     sim_step(m);
     OK(c->n_kv == 16);
     m->cost.ns_per_row = 1; /* fast as it seems: not believed at once */
