@@ -60,6 +60,7 @@ $(B)/%.o: %.c
 $(B)/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/unit.o $(B)/tests/unit/tiny.o $(B)/tests/unit/oracle.o $(ARCHIVES)
 	@mkdir -p $(@D)
 	$(call run,LINK,$(CC) $(LDFLAGS) -o $@ $^ $(LIBS))
+$(B)/unit/test_engine_sim: LDFLAGS += -Wl,--wrap=now_ns
 # The AVX-512 kernels on any machine: compiled against tests/simde's stand-in for the intrinsics.
 EMU := $(B)/emu/kern_avx512.o $(B)/emu/kern_avx512vnni.o $(B)/tests/simde/emulated.o
 $(B)/emu/%.o: backends/cpu/%.c tests/simde/immintrin.h $(wildcard backends/cpu/*.h)
@@ -101,7 +102,8 @@ asan:
 tsan:
 	@$(MAKE) --no-print-directory -j2 MODE=tsan B=$(B)-tsan $(TSAN:%=$(B)-tsan/unit/%)
 	tests/run.sh $(TSAN:%=$(B)-tsan/unit/%)
-TSAN := test_engine test_cpu test_store test_prefix_store test_prefix_cache test_bench_serve test_models
+TSAN := test_engine test_engine_storm test_cpu test_store test_prefix_store test_prefix_cache \
+	test_bench_serve test_models
 fuzz:
 	@$(MAKE) --no-print-directory -j2 MODE=fuzz B=$(B)-fuzz fuzzers
 	tests/fuzz/run.sh $(B)-fuzz/fuzz

@@ -210,10 +210,11 @@ static void run_step(struct engine *en)
     write_behind(en, step_ns);
 }
 
-/* Under the lock: sleep until there is something to do, and use the time for writing behind. */
+/* Sleep until there is something to do, and use the time for writing behind. */
 static void wait_for_work(struct engine *en)
 {
     bool more = true, again = false;
+    pthread_mutex_lock(&en->mu);
     while (!en->closing && !en->n_active && !en->n_queue) {
         if (more) {
             pthread_mutex_unlock(&en->mu);
@@ -230,25 +231,32 @@ static void wait_for_work(struct engine *en)
             pthread_cond_wait(&en->wake, &en->mu);
         }
     }
+    pthread_mutex_unlock(&en->mu);
+}
+
+bool engine_turn(struct engine *en)
+{
+    pthread_mutex_lock(&en->mu);
+    collect(en);
+    bool last = en->closing;
+    pthread_mutex_unlock(&en->mu);
+    deliver_dropped(en);
+    reap(en);
+    if (last)
+        return false;
+    run_step(en);
+    deliver_dropped(en);
+    reap(en);
+    return true;
 }
 
 static void *engine_thread(void *arg)
 {
     struct engine *en = arg;
-    for (;;) {
-        pthread_mutex_lock(&en->mu);
+    do
         wait_for_work(en);
-        collect(en);
-        bool last = en->closing;
-        pthread_mutex_unlock(&en->mu);
-        deliver_dropped(en);
-        reap(en);
-        if (last)
-            return NULL;
-        run_step(en);
-        deliver_dropped(en);
-        reap(en);
-    }
+    while (engine_turn(en));
+    return NULL;
 }
 
 /* ---- requests ---- */
@@ -437,7 +445,7 @@ static void fill_info(struct engine *en, struct model_file *f, double seconds)
     i->load_seconds = seconds;
 }
 
-static int start_thread(struct engine *en, struct err *e)
+static int make_locks(struct engine *en, struct err *e)
 {
     if (pthread_mutex_init(&en->mu, NULL))
         return err_set(e, ERR_MEMORY, "cannot make a lock");
@@ -447,6 +455,11 @@ static int start_thread(struct engine *en, struct err *e)
     }
     en->mu_ready = true;
     publish(en);
+    return 0;
+}
+
+static int start_thread(struct engine *en, struct err *e)
+{
     int rc = pthread_create(&en->thread, NULL, engine_thread, en);
     if (rc)
         return err_set(e, ERR_IO, "cannot start the engine's thread: %s", strerror(rc));
@@ -454,9 +467,9 @@ static int start_thread(struct engine *en, struct err *e)
     return 0;
 }
 
-/* The model is on the device: all that depends on the engine's sizes. */
-static int start(struct engine *en, struct model_file *f, const struct engine_config *c,
-                 uint64_t begin_ns, struct err *e)
+/* The model is on the device: all that depends on the engine's sizes, but the thread. */
+static int prepare(struct engine *en, struct model_file *f, const struct engine_config *c,
+                   uint64_t begin_ns, struct err *e)
 {
     if (take_buffers(en, e) || open_prefix(en, f, c, e))
         return -1;
@@ -464,18 +477,32 @@ static int start(struct engine *en, struct model_file *f, const struct engine_co
     mem_trim();
     en->ld.placement.host_bytes = footprint_host_bytes(&en->ld, f, c, en->tok, en->tmpl);
     fill_info(en, f, (double)(now_ns() - begin_ns) / 1e9);
-    return start_thread(en, e);
+    return make_locks(en, e);
 }
 
-int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
-                   const struct backend *be, struct err *e)
+int engine_open_stepped(struct engine **out, struct model_file *f, const struct engine_config *c,
+                        const struct backend *be, struct err *e)
 {
     uint64_t begin = now_ns();
     struct engine *en = mem_zalloc(sizeof *en);
     if (!en)
         return err_set(e, ERR_MEMORY, "out of memory for the engine");
     if (loaded_place(&en->ld, f, c, be, e) || engine_read_text(en, model_file_gguf(f), e) ||
-        loaded_fill(&en->ld, f, c, e) || start(en, f, c, begin, e)) {
+        loaded_fill(&en->ld, f, c, e) || prepare(en, f, c, begin, e)) {
+        engine_close(en);
+        return -1;
+    }
+    *out = en;
+    return 0;
+}
+
+int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
+                   const struct backend *be, struct err *e)
+{
+    struct engine *en;
+    if (engine_open_stepped(&en, f, c, be, e))
+        return -1;
+    if (start_thread(en, e)) {
         engine_close(en);
         return -1;
     }
@@ -495,15 +522,16 @@ int engine_open(struct engine **out, struct model_file *f, const struct engine_c
 /* The other way round: what is left is the model on the device, and its text. */
 static void stop(struct engine *en)
 {
-    if (en->thread_ready) {
+    if (en->mu_ready) {
         pthread_mutex_lock(&en->mu);
         en->closing = true;
         pthread_cond_signal(&en->wake);
         pthread_mutex_unlock(&en->mu);
-        pthread_join(en->thread, NULL);
+        if (en->thread_ready)
+            pthread_join(en->thread, NULL);
+        else
+            engine_turn(en);
         prefix_cache_drain(en->prefix, now_ns() + drain_ns);
-    }
-    if (en->mu_ready) {
         pthread_cond_destroy(&en->wake);
         pthread_mutex_destroy(&en->mu);
     }
@@ -563,7 +591,7 @@ int engine_reshape(struct engine **en, struct model_file *f, const struct engine
     reset(*en, &next);
     int rc = loaded_move(&(*en)->ld, &old, e);
     loaded_fini(&old);
-    if (!rc && !start(*en, f, c, begin, e))
+    if (!rc && !prepare(*en, f, c, begin, e) && !start_thread(*en, e))
         return 0;
     engine_close(*en);
     *en = NULL;

@@ -344,6 +344,13 @@ struct engine {
 /* engine_open on a given backend, for tests that bring their own. */
 int engine_open_on(struct engine **out, struct model_file *f, const struct engine_config *c,
                    const struct backend *be, struct err *e);
+/* The same without a thread, for simulations: its steps are the caller's, who is the only one to
+ * touch it. Nothing is written behind but beside decoding and by engine_close. */
+int engine_open_stepped(struct engine **out, struct model_file *f, const struct engine_config *c,
+                        const struct backend *be, struct err *e);
+/* One turn of the engine's thread: end what was cancelled, run the next step if there is one, hand
+ * out what came of both. False: the engine is closing, and all requests have ended. */
+bool engine_turn(struct engine *en);
 int engine_place_on(struct engine_placement *p, struct model_file *f, const struct engine_config *c,
                     const struct backend *be, struct err *e);
 /* Likewise models_open (models.c). */

@@ -489,10 +489,15 @@ static void count_miss(struct prefix_cache *pc, struct kv_seq *kv, bool in_fligh
     const struct prefix_node *n = &t->nodes[kv->node];
     const struct prefix_facets *own = &t->nodes[n->root].facets;
     enum prefix_miss why = in_flight ? PREFIX_MISS_IN_FLIGHT : kv->why;
-    if (why == PREFIX_MISS_END)
+    if (why == PREFIX_MISS_END) {
         why = prefix_tree_why(t, own, prefix_text_next(n->text, kv->ids + kv->n_tree * P, P));
-    if (why == PREFIX_MISS_FIRST_SEEN && pc->store)
-        why = prefix_roots_why(&pc->roots, pc->store, kv, own);
+        /* Asked whatever the tree says: a look-up left out where another tenant has been would tell
+         * this one so, by the time to its first token. */
+        enum prefix_miss elsewhere =
+            pc->store ? prefix_roots_why(&pc->roots, pc->store, kv, own) : why;
+        if (why == PREFIX_MISS_FIRST_SEEN)
+            why = elsewhere;
+    }
     kv->why = PREFIX_MISS_END; /* it was known of the first missing page only */
     kv->n_counted = kv->n_tree + 1;
     pc->counters.miss_pages[why]++;
