@@ -18,6 +18,13 @@ static struct {
     atomic_int n_reads, n_writes, n_copies, n_rows, fail_run;
 } spy;
 
+/* Forget all that was seen. */
+static void spy_reset(void)
+{
+    mem_free(spy.ids);
+    memset((void *)&spy, 0, sizeof spy);
+}
+
 static void spy_logits(uint64_t history, const float *logits)
 {
     uint64_t bits = hash_xxh3(logits, (size_t)spy.n_vocab * sizeof *logits, 1).lo | 1;

@@ -647,7 +647,7 @@ static void test_logits_are_the_same_bits_in_any_batch(void)
                spy.n_again);
         OK_MSG(!spy.n_differ, "%s, %s: %d of %d logits differ", model, isa, spy.n_differ,
                spy.n_again);
-        mem_free(spy.ids);
+        spy_reset();
         spy.ids = NULL;
     }
     unsetenv("INGOT_ISA");

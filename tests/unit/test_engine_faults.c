@@ -563,6 +563,6 @@ int main(int argc, char **argv)
     };
     log_threshold = LOG_ERROR;
     int rc = unit_main(argc, argv, tests, ARRAY_LEN(tests));
-    mem_free(spy.ids);
+    spy_reset();
     return rc;
 }
