@@ -534,7 +534,7 @@ static void test_prefix_store_damaged(void)
     OK(three_prompts(home, got, NULL) == 0 && three_prompts(home, got, NULL) == ALL);
     char *whole = read_whole(path, &n);
     log_threshold = LOG_ERROR;
-    for (size_t at = 0; at < n; at += (SANITIZED ? 16 : 1) * 4096, n_starts++) {
+    for (size_t at = 0; at < n; at += (SANITIZED ? 4 : 1) * 4096, n_starts++) {
         struct prefix_counters k = {0};
         size_t where = at + unit_rand(&rng) % 4096;
         asks_forget(home);
