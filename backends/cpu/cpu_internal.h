@@ -117,7 +117,10 @@ struct attn { /* one task: n_q query rows that share a KV head, over the pages o
     int32_t n_rows, pos; /* rows and the position of the first */
     float *scratch;      /* attn_scratch_floats() */
 };
-enum { ATTN_ROWS = 8 }; /* rows of one task at most */
+enum {
+    ATTN_ROWS = 8,    /* rows of one task at most */
+    ATTN_QUERIES = 4, /* queries that a kernel takes together at most */
+};
 
 #define ACT_TINY 1e-36f /* a block whose max|x| is not above it has q = 0: 127 / max overflows */
 

@@ -53,7 +53,7 @@ static int32_t max_matmul_in(const struct plan *p)
 size_t attn_scratch_floats(int32_t head_dim, int32_t n_heads_group)
 {
     size_t hp = ((size_t)head_dim + 15) & ~(size_t)15, rows = ATTN_ROWS * (size_t)n_heads_group;
-    return 2 * KV_PAGE_TOKENS * hp + 2 * KV_PAGE_TOKENS + rows * (hp + 2);
+    return 2 * KV_PAGE_TOKENS * hp + ATTN_QUERIES * KV_PAGE_TOKENS + rows * (hp + 2);
 }
 
 static int32_t max_heads_group(const struct plan *p)

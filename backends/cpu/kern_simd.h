@@ -519,7 +519,8 @@ static void value_put(void *v, const float *src, int32_t head_dim, int32_t at, e
     }
 }
 
-enum { KEYS = KV_PAGE_TOKENS, N_KV = KEYS / VL };
+/* Queries at a time: their sums, [queries][4 vectors] at most, stay in registers. */
+enum { KEYS = KV_PAGE_TOKENS, N_KV = KEYS / VL, MAX_Q = VL == 16 ? 4 : 2 };
 
 static void plain_floats(float *dst, const void *src, int32_t n, enum kv_type type)
 {
@@ -612,19 +613,30 @@ static void value_floats(float *dst, int32_t stride, const void *v, const struct
                          a->value_type);
 }
 
+/* The page that is read next, or NULL. A head's pages lie far apart, where the machine's own
+ * prefetching does not find them; asked for all at once they would be waited for. */
+struct ahead {
+    const char *k, *v;
+    size_t k_step, v_step; /* bytes of a dimension's keys, of a token's values */
+};
+
 /* Scores of n_q queries against a page's 32 keys; k is [head_dim][32]. */
-FN void page_scores(float *s, const float *const *q, const float *k, const struct attn *a, int n_q)
+FN void page_scores(float *s, const float *const *q, const float *k, const struct attn *a, int n_q,
+                    const struct ahead *next)
 {
-    vf acc[2][N_KV];
+    vf acc[MAX_Q][N_KV];
     UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < N_KV; j++) acc[i][j] =
         vf_zero();
-    for (int32_t d = 0; d < a->head_dim; d++, k += KEYS)
+    for (int32_t d = 0; d < a->head_dim; d++, k += KEYS) {
+        if (next)
+            _mm_prefetch(next->k + (size_t)d * next->k_step, _MM_HINT_T0);
         UNROLL for (int i = 0; i < n_q; i++)
         {
             vf x = vf_set(q[i][d]);
             UNROLL for (int j = 0; j < N_KV; j++) acc[i][j] =
                 vf_fma(x, vf_load(k + j * VL), acc[i][j]);
         }
+    }
     UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < N_KV; j++)
         vf_store(s + i * KEYS + j * VL, vf_mul(acc[i][j], vf_set(a->scale)));
 }
@@ -642,8 +654,8 @@ static void fill_unseen(float *s, struct span sees, float x)
         s[t] = x;
 }
 
-/* One step of the running softmax over some of 32 scores, which become weights: returns the factor
- * for what was summed before. */
+/* One step of the running softmax over some of a query's 32 scores, which become weights. Returns
+ * the factor for what was summed before: 1, as exp_one would give, where the maximum stays. */
 FN float page_softmax(float *s, float *max, float *l, struct span sees)
 {
     bool whole = sees.n - sees.t0 == KEYS;
@@ -652,7 +664,7 @@ FN float page_softmax(float *s, float *max, float *l, struct span sees)
     vf m = vf_set(*max);
     UNROLL for (int j = 0; j < N_KV; j++) m = vf_max(m, vf_load(s + j * VL));
     float new_max = vf_hmax(m);
-    float shrink = exp_one(*max - new_max);
+    float shrink = new_max == *max ? 1 : exp_one(*max - new_max);
     vf sum = vf_zero();
     UNROLL for (int j = 0; j < N_KV; j++)
         vf_store(s + j * VL, vf_exp(vf_sub(vf_load(s + j * VL), vf_set(new_max))));
@@ -667,55 +679,94 @@ FN float page_softmax(float *s, float *max, float *l, struct span sees)
 /* out = out * shrink + weights . v for n tokens and n_v vectors of the head from v (rows `stride`
  * apart). */
 FN void page_values(float *const *out, const float *shrink, const float *s, const float *v,
-                    int32_t stride, int32_t n, int n_q, int n_v)
+                    int32_t stride, int32_t n, int n_q, int n_v, const struct ahead *next)
 {
-    vf acc[2][4];
+    vf acc[MAX_Q][4];
     UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < n_v; j++) acc[i][j] =
         vf_mul(vf_load(out[i] + j * VL), vf_set(shrink[i]));
-    for (int32_t t = 0; t < n; t++, v += stride)
+    for (int32_t t = 0; t < n; t++, v += stride) {
+        for (size_t i = 0; next && i < next->v_step; i += 64)
+            _mm_prefetch(next->v + (size_t)t * next->v_step + i, _MM_HINT_T0);
         UNROLL for (int i = 0; i < n_q; i++)
         {
             vf p = vf_set(s[i * KEYS + t]);
             UNROLL for (int j = 0; j < n_v; j++) acc[i][j] =
                 vf_fma(p, vf_load(v + j * VL), acc[i][j]);
         }
+    }
     UNROLL for (int i = 0; i < n_q; i++) UNROLL for (int j = 0; j < n_v; j++)
         vf_store(out[i] + j * VL, acc[i][j]);
 }
 
 struct attn_state { /* in the task's scratch; hp: head_dim rounded up to 16 */
     float *k, *v;   /* [head_dim][32], [32][hp] */
-    float *s;       /* [2][32] */
+    float *s;       /* [MAX_Q][32] */
     float *out;     /* [rows * group][hp] */
     float *max, *l; /* [rows * group] */
     int32_t hp;
 };
 
 FN void attend_page(const struct attn *a, const struct attn_state *st, int32_t row, int32_t head,
-                    struct span sees, int n_q)
+                    struct span sees, int n_q, const struct ahead *next)
 {
-    const float *q[2];
-    float *out[2], shrink[2];
+    const float *q[MAX_Q];
+    float *out[MAX_Q], shrink[MAX_Q];
     int32_t at = row * a->n_heads_group + head;
     for (int i = 0; i < n_q; i++) {
         q[i] = a->q + (int64_t)row * a->q_stride + (head + i) * a->head_dim;
         out[i] = st->out + (int64_t)(at + i) * st->hp;
     }
-    page_scores(st->s, q, st->k, a, n_q);
+    page_scores(st->s, q, st->k, a, n_q, next);
     for (int i = 0; i < n_q; i++)
         shrink[i] = page_softmax(st->s + i * KEYS, &st->max[at + i], &st->l[at + i], sees);
     const float *s = st->s + sees.t0, *v = st->v + (int64_t)sees.t0 * st->hp;
     int32_t d = 0, n = sees.n - sees.t0;
     for (; d + 4 * VL <= st->hp; d += 4 * VL) {
-        page_values(out, shrink, s, v + d, st->hp, n, n_q, 4);
+        page_values(out, shrink, s, v + d, st->hp, n, n_q, 4, d ? NULL : next);
         for (int i = 0; i < n_q; i++)
             out[i] += 4 * VL;
     }
     for (; d < st->hp; d += VL) {
-        page_values(out, shrink, s, v + d, st->hp, n, n_q, 1);
+        page_values(out, shrink, s, v + d, st->hp, n, n_q, 1, NULL);
         for (int i = 0; i < n_q; i++)
             out[i] += VL;
     }
+}
+
+/* The group's heads of one row from `head` on, of which as many as fit are taken together. */
+FN void attend_row(const struct attn *a, const struct attn_state *st, int32_t row, int32_t head,
+                   struct span sees)
+{
+    for (; MAX_Q > 2 && head + MAX_Q <= a->n_heads_group; head += MAX_Q)
+        attend_page(a, st, row, head, sees, MAX_Q, NULL);
+    for (; head + 2 <= a->n_heads_group; head += 2)
+        attend_page(a, st, row, head, sees, 2, NULL);
+    if (head < a->n_heads_group)
+        attend_page(a, st, row, head, sees, 1, NULL);
+}
+
+/* The first row, with which the next page is asked for. Returns how many heads it took. */
+FN int32_t attend_first(const struct attn *a, const struct attn_state *st, struct span sees,
+                        const struct ahead *next)
+{
+    int32_t n = a->n_heads_group >= MAX_Q ? MAX_Q : a->n_heads_group >= 2 ? 2 : 1;
+    if (n == MAX_Q)
+        attend_page(a, st, 0, 0, sees, MAX_Q, next);
+    else if (n == 2)
+        attend_page(a, st, 0, 0, sees, 2, next);
+    else
+        attend_page(a, st, 0, 0, sees, 1, next);
+    return n;
+}
+
+static struct ahead ahead_of(const struct attn *a, int32_t page)
+{
+    size_t at = (size_t)page * a->page_stride;
+    return (struct ahead){.k = (const char *)a->k_base + at,
+                          .v = (const char *)a->v_base + at,
+                          .k_step = KEYS * kv_row_bytes(a->key_type, a->head_dim) /
+                                    (size_t)a->head_dim,
+                          .v_step = kv_row_bytes(a->value_type, a->head_dim)};
 }
 
 static void attention(const struct attn *a)
@@ -725,7 +776,7 @@ static void attention(const struct attn *a)
     st.k = a->scratch;
     st.v = st.k + (int64_t)KEYS * hd;
     st.s = st.v + (int64_t)KEYS * st.hp;
-    st.out = st.s + 2 * KEYS;
+    st.out = st.s + ATTN_QUERIES * KEYS;
     st.max = st.out + (int64_t)n_rows * st.hp;
     st.l = st.max + n_rows;
     memset(st.out, 0, sizeof(float) * (size_t)n_rows * (size_t)st.hp);
@@ -738,14 +789,17 @@ static void attention(const struct attn *a)
         size_t off = (size_t)a->pages[first / KEYS] * a->page_stride;
         key_floats(st.k, (const char *)a->k_base + off, a);
         value_floats(st.v, st.hp, (const char *)a->v_base + off, a);
+        bool last = first + KEYS >= a->pos + a->n_rows;
+        struct ahead next = ahead_of(a, a->pages[first / KEYS + !last]);
         for (int32_t row = 0; row < a->n_rows; row++) {
-            int32_t pos = a->pos + row, h = 0;
+            int32_t pos = a->pos + row, head = 0;
             struct span sees = {MAX(window_start(pos, a->window) - first, 0),
                                 MIN(pos + 1 - first, KEYS)};
-            for (; sees.t0 < sees.n && h + 2 <= a->n_heads_group; h += 2)
-                attend_page(a, &st, row, h, sees, 2);
-            for (; sees.t0 < sees.n && h < a->n_heads_group; h++)
-                attend_page(a, &st, row, h, sees, 1);
+            if (sees.t0 >= sees.n)
+                continue;
+            if (!row)
+                head = attend_first(a, &st, sees, &next);
+            attend_row(a, &st, row, head, sees);
         }
     }
     for (int32_t row = 0; row < a->n_rows; row++)

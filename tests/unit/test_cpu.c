@@ -560,26 +560,27 @@ static void check_bad_input(const struct kernels *k, uint32_t type, float bad, i
     matrix_fini(&m);
 }
 
-/* An infinity (in half precision 1e6 is one) among the keys, or else the values, of one token. */
-static void check_overflow_in_cache(const struct kernels *k, enum kv_type t, bool key)
+/* What is not finite among the keys, or else the values, of one token. */
+static void check_bad_cache(const struct kernels *k, enum kv_type t, bool key, float bad)
 {
-    enum { HD = 32, AT = 40 };
-    float one[HD], big[HD], out[N_POS * HD];
-    struct attn_case c = {.hd = HD, .group = 1, .kt = t, .vt = t};
+    enum { GROUP = 7, HD = 32, AT = 40, ROW = GROUP * HD };
+    float one[HD], big[HD];
+    static float out[N_POS * ROW];
+    struct attn_case c = {.hd = HD, .group = GROUP, .kt = t, .vt = t};
     case_init(&c);
-    for (int i = 0; i < N_POS * HD; i++)
+    for (int i = 0; i < N_POS * ROW; i++)
         c.q[i] = 1;
     for (int i = 0; i < HD; i++)
         one[i] = big[i] = 1;
-    big[17] = t == KV_F16 ? 1e6f : INFINITY;
+    big[17] = bad;
     for (int p = 0; p < N_POS; p++) {
         k->key_put(case_page(&c, p), key && p == AT ? big : one, HD, p % 32, t);
         k->value_put(case_page(&c, p) + c.k_bytes, !key && p == AT ? big : one, HD, p % 32, t);
     }
     run_attention(out, k, &c, 0, N_POS);
-    for (int p = 0; p < N_POS; p++)
-        OK_MSG(row_finite(out + p * HD, HD) == (p < AT), "%s %s: position %d gives %g", k->name,
-               kv_type_name(t), p, (double)out[p * HD]);
+    for (int i = 0; i < N_POS * GROUP; i++)
+        OK_MSG(row_finite(out + i * HD, HD) == (i < AT * GROUP), "%s %s %g: position %d gives %g",
+               k->name, kv_type_name(t), (double)bad, i / GROUP, (double)out[i * HD + 17]);
     case_fini(&c);
 }
 
@@ -590,10 +591,15 @@ static void check_not_finite(const struct kernels *k)
             check_bad_input(k, types[t], NAN, at);
             check_bad_input(k, types[t], -INFINITY, at);
         }
-    for (enum kv_type t = 0; t < KV_TYPE_END; t++) {
-        check_overflow_in_cache(k, t, true);
-        check_overflow_in_cache(k, t, false);
-    }
+    for (enum kv_type t = 0; t < KV_TYPE_END; t++)
+        for (int key = 0; key < 2; key++) {
+            check_bad_cache(k, t, key, t == KV_F16 ? 1e6f : INFINITY); /* too much for a half */
+            check_bad_cache(k, t, key, NAN);
+            check_bad_cache(k, t, key, -NAN);
+            /* a score of -inf is a weight of 0: nothing to hide, but where the scale shows it */
+            if (!key)
+                check_bad_cache(k, t, key, -INFINITY);
+        }
 }
 
 static void test_what_is_not_finite_is_not_hidden(void)
