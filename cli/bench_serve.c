@@ -16,7 +16,7 @@ struct serve_opts {
     struct engine_opts engine;
     const char *prompt, *gen, *shared;
     float rate, duration;
-    uint32_t concurrency, requests, parallel, queue, warmup;
+    uint32_t concurrency, requests, parallel, queue, warmup, tenants;
     uint64_t seed;
     bool prefix_cache, json;
 };
@@ -39,8 +39,18 @@ static const struct option serve_options[] = {
      "Tokens of an answer, or drawn evenly from A to B (default: 128)"},
     {"shared-prefix", NULL, 0, false, OPTION_STR, "SHARE:TOKENS", AT(shared), 0, 0,
      "That part of the requests (0 to 1) begins with the same tokens"},
+    {"tenants", NULL, 0, false, OPTION_U32, "N", AT(tenants), 1, 1 << 14,
+     "The requests are of N tenants in turn, who find only their own prefixes (default: of one)"},
+    {"share-prefix", NULL, 0, true, OPTION_FLAG, NULL, AT(engine.share_prefix), 0, 0,
+     "All tenants find each other's prefixes"},
     {"prefix-cache", NULL, 0, false, OPTION_FLAG, NULL, AT(prefix_cache), 0, 0,
      "Keep KV pages in the store's prefix.db, and find there what it has"},
+    {"prefix-ram", NULL, 0, true, OPTION_U32, "MIB", AT(engine.prefix_ram_mb), 1, 1 << 24,
+     "Memory for prefixes beside the sequences' own (default: a quarter of theirs, at most 512)"},
+    {"kv-pages", "num-gpu-blocks-override", 0, true, OPTION_U32, "N", AT(engine.kv_pages), 1,
+     1 << 30, "KV pages of 32 tokens that sequences share (default: a whole context for each)"},
+    {"swap", "swap-space", 0, true, OPTION_U32, "MIB", AT(engine.swap_mb), 1, 1 << 24,
+     "Host memory for sequences that have to wait for pages (default: what is missing)"},
     {"parallel", "max-num-seqs", 0, true, OPTION_U32, "N", AT(parallel), 1, 4096,
      "Sequences the engine runs at once (default: as --concurrency, else 4)"},
     {"queue", NULL, 0, false, OPTION_U32, "N", AT(queue), 1, 1 << 14,
@@ -144,6 +154,7 @@ static int resolve(struct load_spec *s, struct engine_opts *c, const struct serv
     s->duration_s = (double)o->duration;
     s->n_requests = o->requests ? o->requests : o->duration > 0 ? 0 : DEFAULT_REQUESTS;
     s->n_warmup = o->warmup;
+    s->n_tenants = o->tenants;
     s->seed = o->seed;
     if (s->seed > INT64_MAX)
         return usage_error(e, "--seed: %" PRIu64 " is out of range (up to %" PRId64 ")", s->seed,
@@ -201,6 +212,13 @@ static double rows_a_step(const struct serve *s)
     return steps ? (double)(s->after.n_rows - s->before.n_rows) / (double)steps : 0;
 }
 
+/* Part of the engine's time that was not the device's: scheduling, sampling, handing out. */
+static double beside_device(const struct serve *s)
+{
+    uint64_t all = s->after.step_ns - s->before.step_ns, run = s->after.run_ns - s->before.run_ns;
+    return all > run ? (double)(all - run) / (double)all : 0;
+}
+
 static void print_range(const char *what, const struct load_range *r)
 {
     if (r->min == r->max)
@@ -221,6 +239,8 @@ static void print_load(const struct serve *s)
     print_range(", answer", &p->gen);
     if (p->share > 0)
         printf("; %g of the prompts share %u tokens", p->share, p->n_shared);
+    if (p->n_tenants > 1)
+        printf("; %u tenants", p->n_tenants);
     printf("; seed %" PRIu64 ", warm-up %u\n", p->seed, p->n_warmup);
 }
 
@@ -237,6 +257,27 @@ static void print_requests(const struct serve *s)
         printf("          first failure: %s\n", r->why.msg);
     if (r->no_room)
         printf("          ended before its time: no room for more samples; shorten --duration\n");
+}
+
+/* Tokens that were found, by tier, and whole pages that were not, by reason. */
+static void print_prefix(const struct serve *s)
+{
+    const struct prefix_counters *b = &s->before.prefix, *a = &s->after.prefix;
+    const char *gap = "prefix    found ";
+    for (int t = 0; t < PREFIX_TIER_END; t++)
+        if (a->hit_tokens[t] > b->hit_tokens[t]) {
+            printf("%s%" PRIu64 " tokens in %s", gap, a->hit_tokens[t] - b->hit_tokens[t],
+                   prefix_tier_name((enum prefix_tier)t));
+            gap = ", ";
+        }
+    gap = *gap == ',' ? "; pages not found: " : "prefix    pages not found: ";
+    for (int m = 0; m < PREFIX_MISS_END; m++)
+        if (a->miss_pages[m] > b->miss_pages[m]) {
+            printf("%s%" PRIu64 " %s", gap, a->miss_pages[m] - b->miss_pages[m],
+                   prefix_miss_name((enum prefix_miss)m));
+            gap = ", ";
+        }
+    printf("%s", *gap == ',' ? "\n" : "");
 }
 
 static void serve_print(const struct serve *s)
@@ -256,9 +297,16 @@ static void serve_print(const struct serve *s)
     print_load(s);
     print_requests(s);
     printf("tokens    in %.1f tok/s (%" PRIu64 ", of them %.1f %% from the cache), out %.1f tok/s "
-           "(%" PRIu64 "); %.1f rows a step\n",
+           "(%" PRIu64 ")\n",
            per_second(s, s->sum.n_in), s->sum.n_in, 100 * hit_rate(s), per_second(s, s->sum.n_out),
-           s->sum.n_out, rows_a_step(s));
+           s->sum.n_out);
+    printf("steps     %" PRIu64 " of %.1f rows, %.2f %% of their time outside the device",
+           s->after.n_steps - s->before.n_steps, rows_a_step(s), 100 * beside_device(s));
+    if (s->after.n_swapped_out > s->before.n_swapped_out)
+        printf("; %" PRIu64 " times a sequence was swapped out",
+               s->after.n_swapped_out - s->before.n_swapped_out);
+    printf("\n");
+    print_prefix(s);
     struct buf memory = {0};
     format_memory(&memory, &i->placement, s->resident);
     printf("memory:   %s\n", buf_str(&memory));
@@ -294,6 +342,8 @@ static json_t *load_json(const struct serve *s)
                           (json_int_t)p->gen.min, (json_int_t)p->gen.max, "warmup",
                           (json_int_t)p->n_warmup, "seed", (json_int_t)p->seed, "shared_share",
                           p->share, "shared_tokens", (json_int_t)p->n_shared);
+    if (j && p->n_tenants)
+        json_object_set_new(j, "tenants", json_integer(p->n_tenants));
     if (j && p->rate > 0)
         json_object_set_new(j, "rate", json_real(p->rate));
     else if (j)
@@ -310,12 +360,25 @@ static json_t *outcomes_json(const struct load_result *r)
     return j;
 }
 
+static json_t *prefix_json(const struct serve *s)
+{
+    const struct prefix_counters *b = &s->before.prefix, *a = &s->after.prefix;
+    json_t *hits = json_object(), *misses = json_object();
+    for (int t = 0; t < PREFIX_TIER_END; t++)
+        json_object_set_new(hits, prefix_tier_name((enum prefix_tier)t),
+                            json_integer((json_int_t)(a->hit_tokens[t] - b->hit_tokens[t])));
+    for (int m = 0; m < PREFIX_MISS_END; m++)
+        json_object_set_new(misses, prefix_miss_name((enum prefix_miss)m),
+                            json_integer((json_int_t)(a->miss_pages[m] - b->miss_pages[m])));
+    return json_pack("{so so}", "hit_tokens", hits, "missed_pages", misses);
+}
+
 static json_t *serve_json(const struct serve *s)
 {
     const struct engine_info *i = engine_info(s->engine);
     const struct load_result *r = load_result(s->load);
     json_t *j = json_pack(
-        "{so ss so so sI sI so sI so sf sb sf sI sI sI sf sf sf sf sI}", "model",
+        "{so ss so so sI sI so sI so sf sb sf sI sI sI sf sf sf sf sI sf sI}", "model",
         json_text(i->name, strlen(i->name)), "arch", i->arch, "device",
         json_text(i->describe, strlen(i->describe)), "kv", kv_json(&i->placement), "parallel",
         (json_int_t)i->placement.n_seqs, "ctx", (json_int_t)i->n_ctx, "load", load_json(s),
@@ -324,13 +387,17 @@ static json_t *serve_json(const struct serve *s)
         "tokens_in", (json_int_t)s->sum.n_in, "tokens_cached", (json_int_t)s->sum.n_cached,
         "tokens_out", (json_int_t)s->sum.n_out, "hit_rate", hit_rate(s), "in_tok_s",
         per_second(s, s->sum.n_in), "out_tok_s", per_second(s, s->sum.n_out), "rows_a_step",
-        rows_a_step(s), "steps", (json_int_t)(s->after.n_steps - s->before.n_steps));
+        rows_a_step(s), "steps", (json_int_t)(s->after.n_steps - s->before.n_steps),
+        "outside_device", beside_device(s), "swapped_out",
+        (json_int_t)(s->after.n_swapped_out - s->before.n_swapped_out));
     struct row rows[N_ROWS];
     rows_of(rows, s);
     for (int k = 0; j && k < N_ROWS; k++)
         json_object_set_new(j, rows[k].key, dist_json(rows[k].d));
     if (j)
         json_object_set_new(j, "memory", memory_json(&i->placement, s->resident));
+    if (j)
+        json_object_set_new(j, "prefix", prefix_json(s));
     if (j && r->why.code)
         json_object_set_new(j, "first_failure", json_text(r->why.msg, strlen(r->why.msg)));
     return j;

@@ -60,7 +60,9 @@ struct engine_opts {
     int32_t kv;                 /* enum kv_type */
     int32_t kv_keys, kv_values; /* 1 + enum kv_type; 0: as kv */
     /* no options here: for commands that serve many; 0: the defaults */
-    uint32_t n_seqs, queue_len, max_step_ms;
+    uint32_t n_seqs, queue_len, max_step_ms, kv_pages;
+    uint32_t swap_mb, prefix_ram_mb;
+    bool share_prefix;
 };
 extern const struct option engine_options[];
 #define ENGINE_GROUP(type)                                                                         \

@@ -101,6 +101,7 @@ struct slot {
     struct load_record *rec, warm; /* warm: what rec is in the warm-up */
     uint64_t *gaps;                /* rec's */
     uint64_t last_ns;              /* its last token */
+    char tenant[24];
     uint32_t n_seen, cap;          /* tokens; room in gaps */
     struct err why;
 };
@@ -235,6 +236,10 @@ static void slot_send(struct load *l, struct slot *s, uint64_t i, uint64_t due_n
                               .on_token = on_token,
                               .on_done = on_done,
                               .user = s};
+    if (l->spec.n_tenants) {
+        snprintf(s->tenant, sizeof s->tenant, "tenant %u", (uint32_t)(i % l->spec.n_tenants));
+        s->req.tenant = s->tenant;
+    }
     sample_defaults(&s->req.sample);
     s->req.sample.temperature = 0;
     fresh.sent = now_ns() - l->start_ns;

@@ -20,6 +20,7 @@ struct load_spec {
     uint32_t n_warmup;      /* requests of the same mix, before the clock starts */
     double share;           /* part of the requests that begin with the same n_shared tokens */
     uint32_t n_shared;      /* < prompt.min */
+    uint32_t n_tenants;     /* the requests are of so many tenants in turn; 0: of none */
     uint64_t seed;
 };
 

@@ -178,6 +178,7 @@ static void run_step(struct engine *en)
 {
     struct err why = {0};
     struct batch *b = &en->batch;
+    uint64_t begin = now_ns();
     schedule_step(en);
     if (!b->n_rows)
         return;
@@ -195,6 +196,7 @@ static void run_step(struct engine *en)
     en->counters.n_steps++;
     en->counters.n_rows += (uint64_t)b->n_rows;
     en->counters.n_prompt_rows += (uint64_t)n_prompt_rows;
+    en->counters.run_ns += step_ns;
     publish(en);
     pthread_mutex_unlock(&en->mu);
     for (int32_t i = 0; i < b->n_seqs; i++) {
@@ -208,6 +210,9 @@ static void run_step(struct engine *en)
         }
     }
     write_behind(en, step_ns);
+    pthread_mutex_lock(&en->mu);
+    en->counters.step_ns += now_ns() - begin;
+    pthread_mutex_unlock(&en->mu);
 }
 
 /* Sleep until there is something to do, and use the time for writing behind. */
