@@ -102,7 +102,7 @@ struct slot {
     uint64_t *gaps;                /* rec's */
     uint64_t last_ns;              /* its last token */
     char tenant[24];
-    uint32_t n_seen, cap;          /* tokens; room in gaps */
+    uint32_t n_seen, cap; /* tokens; room in gaps */
     struct err why;
 };
 

@@ -192,6 +192,7 @@ static void run_step(struct engine *en)
     if (!rc)
         sched_cost_add(&en->schedule.cost, (uint32_t)b->n_rows, en->schedule.n_keys, step_ns);
     en->prefix->ns_per_row = en->schedule.cost.ns_per_row;
+    en->prefix->ns_per_key = en->schedule.cost.ns_per_key;
     pthread_mutex_lock(&en->mu);
     en->counters.n_steps++;
     en->counters.n_rows += (uint64_t)b->n_rows;

@@ -158,7 +158,7 @@ int engine_run(struct engine *en, struct request *r, struct request_stats *s, st
 
 struct engine_counters {
     uint64_t n_steps, n_rows, n_prompt_rows, n_requests, n_reused_rows;
-    uint64_t step_ns, run_ns; /* of all steps; of that, that the device computed */
+    uint64_t step_ns, run_ns;                /* of all steps; of that, that the device computed */
     uint64_t n_swapped_out, n_swapped_in;    /* times that a sequence had to leave and came back */
     uint64_t n_back_tokens[PREFIX_TIER_END]; /* that came back with them, from where */
     uint32_t n_free_pages, n_pages, n_active, n_waiting;

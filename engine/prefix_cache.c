@@ -232,18 +232,21 @@ static void count_hit(struct prefix_cache *pc, struct kv_seq *kv, enum prefix_ti
     pc->counters.hit_pages[tier]++;
 }
 
-static uint32_t cost_us(const struct prefix_cache *pc, int32_t n_tokens)
+/* To compute n tokens after n_before others, which each of them looks at. */
+static uint32_t cost_us(const struct prefix_cache *pc, int32_t n_before, int32_t n)
 {
-    return (uint32_t)(pc->ns_per_row * n_tokens / 1000);
+    double keys = n * (n_before + (n + 1) / 2.0);
+    return (uint32_t)MIN((pc->ns_per_row * n + pc->ns_per_key * keys) / 1000, 4e9);
 }
 
 /* Page kv->n_tree is whole and this one: the node that has it. */
 static int32_t insert_whole(struct prefix_cache *pc, struct kv_seq *kv, int32_t page)
 {
-    return prefix_tree_insert(
-        &pc->tree, kv->node,
-        &(struct tree_page){
-            .ids = kv->ids + kv->n_tree * P, .n_ids = P, .page = page, .cost_us = cost_us(pc, P)});
+    return prefix_tree_insert(&pc->tree, kv->node,
+                              &(struct tree_page){.ids = kv->ids + kv->n_tree * P,
+                                                  .n_ids = P,
+                                                  .page = page,
+                                                  .cost_us = cost_us(pc, kv->n_tree * P, P)});
 }
 
 /* The begun page, if it is its only one outside the tree. */
@@ -255,7 +258,7 @@ static void insert_begun(struct prefix_cache *pc, struct kv_seq *kv)
                            &(struct tree_page){.ids = kv->ids + kv->n_tree * P,
                                                .n_ids = n,
                                                .page = kv->pages[kv->n_tree],
-                                               .cost_us = cost_us(pc, n)});
+                                               .cost_us = cost_us(pc, kv->n_tree * P, n)});
 }
 
 /* ---- a request begins, or comes back ---- */

@@ -34,7 +34,8 @@ struct prefix_cache {
     uint64_t model_tag;
     int32_t window;                        /* attention reaches so many tokens back; 0: all */
     int32_t n_swapped;                     /* sequences that are swapped out or coming back */
-    double ns_per_row;                     /* what a prompt row takes; 0: not known yet */
+    double ns_per_row, ns_per_key;         /* what a prompt row takes, and each token that it looks
+                                              at; 0: not known yet */
     uint64_t back_tokens[PREFIX_TIER_END]; /* that came back with swapped ones */
     struct prefix_counters counters;
 };

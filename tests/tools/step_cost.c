@@ -1,6 +1,6 @@
-/* What one step of a model costs on the CPU by its rows and by the tokens that they look at: medians
- * of some runs, for one sequence of n rows and for n sequences of one row each.
- *     step_cost MODEL [MAX_DEPTH [THREADS]] */
+/* What one step of a model costs on the CPU by its rows and by the tokens that they look at:
+ * medians of some runs, for one sequence of n rows and for n sequences of one row each. step_cost
+ * MODEL [MAX_DEPTH [THREADS]] */
 #include "engine/engine_internal.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
-/* The scenarios of ../shared/cases that need no server, by their ids: what they must hold is checked
- * on the engine, its prefix cache and its models. The ids of those that wait for the server or for
- * parts that are not there are printed. Counts of tokens, clients and seconds are scaled to a tiny
- * model, the situation is the same: where a step has to last, the backend sleeps. */
+/* The scenarios of ../shared/cases that need no server, by their ids: what they must hold is
+ * checked on the engine, its prefix cache and its models. The ids of those that wait for the server
+ * or for parts that are not there are printed. Counts of tokens, clients and seconds are scaled to
+ * a tiny model, the situation is the same: where a step has to last, the backend sleeps. */
 #include "engine/models.h"
 #include "store/prefix.h"
 #include "tests/unit/asks.h"
@@ -165,7 +165,8 @@ static void leave(struct engine *en, struct ask *a)
     engine_cancel(en, &a->r);
     if (!ask_wait(a))
         return;
-    OK_MSG(now_ns() - begin < 1000000000, "%.1f s until it ended", (double)(now_ns() - begin) / 1e9);
+    OK_MSG(now_ns() - begin < 1000000000, "%.1f s until it ended",
+           (double)(now_ns() - begin) / 1e9);
     OK_MSG(a->s.finish == FINISH_CANCELLED, "it ended with %s", finish_name(a->s.finish));
 }
 
@@ -572,7 +573,8 @@ static void test_prefix_two_models(void)
         char *bytes = read_whole(asks_model(seed, 2048), &n);
         struct engine_config c = {.n_ctx = 512, .prefix_store = asks_store(home)};
         struct engine_config plain = {.n_ctx = 512};
-        struct engine *en = write_whole(path, bytes, n) ? asks_engine(path, &c, &backend_cpu) : NULL;
+        struct engine *en =
+            write_whole(path, bytes, n) ? asks_engine(path, &c, &backend_cpu) : NULL;
         ask_init(&a, 3, 200, 200, 0);
         if (en && ask_run(&a, en)) {
             OK_MSG(a.s.n_cached == 0, "%u tokens of another model", a.s.n_cached);
