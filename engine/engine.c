@@ -96,7 +96,9 @@ static void deliver_dropped(struct engine *en)
 {
     for (uint32_t i = 0; i < en->n_dropped; i++)
         deliver(en, en->dropped[i]);
+    pthread_mutex_lock(&en->mu);
     en->n_dropped = 0;
+    pthread_mutex_unlock(&en->mu);
 }
 
 /* ---- a step ---- */
@@ -299,10 +301,15 @@ static int put_in_queue(struct engine *en, struct request *const *r, struct seq 
 {
     if (en->closing)
         return err_set(e, ERR_CANCELLED, "the engine is closing");
-    if (n > en->ld.lim.queue_len - en->n_queue)
+    /* those that have ended there keep their places until they are told so */
+    uint32_t most = en->ld.lim.queue_len, n_queue = en->n_queue + en->n_dropped;
+    if (n > most)
+        return err_set(e, ERR_LIMIT, "%zu requests at once are more than may wait, %u; send fewer",
+                       n, most);
+    if (n > most - n_queue)
         return err_set(e, ERR_FULL,
-                       "%u requests are waiting already, at most %u may; try again later",
-                       en->n_queue, en->ld.lim.queue_len);
+                       "%u requests are waiting already, at most %u may; try again later", n_queue,
+                       most);
     for (size_t i = 0; i < n; i++) {
         r[i]->seq = s[i];
         s[i]->arrival = en->n_arrived++;

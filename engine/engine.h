@@ -149,7 +149,7 @@ struct request {
  * numbers), ERR_FULL when the queue is full, ERR_USAGE for bad parameters or ids. */
 int engine_submit(struct engine *en, struct request *r, struct err *e);
 /* All of them or none: the choices of one prompt (n > 1), say. The prompt is computed once, and
- * they share its pages; the page in which they part is copied. */
+ * they share its pages; the page in which they part is copied. ERR_LIMIT: more than may wait. */
 int engine_submit_all(struct engine *en, struct request *const *r, size_t n, struct err *e);
 /* Ask for its end; on_done comes within one step. From any thread, also after it is done. */
 void engine_cancel(struct engine *en, struct request *r);

@@ -96,7 +96,7 @@ static int settle_limits(struct limits *l, const struct model *m, const struct e
     if (c->kv_pages && c->kv_pages < l->max_held)
         return err_set(e, ERR_LIMIT,
                        "%u KV pages of %d tokens are less than one sequence may need, %u; use more "
-                       "or less --ctx",
+                       "pages, or a smaller context",
                        c->kv_pages, KV_PAGE_TOKENS, l->max_held);
     if (c->kv_pages)
         l->n_pages = MIN(l->n_pages, c->kv_pages);

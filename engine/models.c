@@ -465,9 +465,12 @@ static int wait_for_load(struct models *ms, struct models_entry *m, const struct
     }
     m->n_waiters--;
     int rc = 0;
+    /* what others gave up, or asked for in vain, is not this one's: it looks again */
+    bool failed = m->failed && m->err.code != ERR_CANCELLED;
+    bool refused = m->n_refused != n_refused && o->n_ctx && o->n_ctx != m->n_ctx;
     if (cancelled)
         rc = err_set(e, ERR_CANCELLED, "loading was cancelled");
-    else if (m->failed || m->n_refused != n_refused)
+    else if (failed || refused)
         rc = err_set(e, m->err.code, "%s", m->err.msg);
     if (!m->failed)
         wake_for(ms, m);

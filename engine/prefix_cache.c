@@ -130,9 +130,7 @@ bool prefix_cache_write_behind(struct prefix_cache *pc, bool *again, uint64_t de
     while (t->marked_head >= 0) {
         int32_t node = t->marked_head;
         if (!put_node(pc, node)) {
-            struct prefix_stats s;
-            prefix_stats(pc->store, &s);
-            *again = s.dirty_pages && !s.paused;
+            *again = prefix_is_writing(pc->store);
             if (*again)
                 return false;
             pc->counters.n_refused++;
@@ -149,13 +147,14 @@ bool prefix_cache_write_behind(struct prefix_cache *pc, bool *again, uint64_t de
 void prefix_cache_drain(struct prefix_cache *pc, uint64_t deadline_ns)
 {
     bool again = false;
+    /* a fault, old or new, costs the pages that it met; the store says so and rests by itself */
     while (prefix_cache_write_behind(pc, &again, deadline_ns) || again) {
         if (now_ns() >= deadline_ns) {
             log_line(LOG_WARN, "the disk is too slow: not all of the prefix cache was kept");
             return;
         }
-        if (prefix_flush(pc->store, NULL))
-            return;
+        if (again)
+            prefix_flush(pc->store, NULL);
     }
 }
 
@@ -172,8 +171,11 @@ static void keep_victim(struct prefix_cache *pc, int32_t victim)
     const struct prefix_node *n = &pc->tree.nodes[victim];
     if (!pc->store || n->n_ids != P || n->stored || put_node(pc, victim))
         return;
-    if (pc->n_swapped && !prefix_flush(pc->store, NULL) && put_node(pc, victim))
-        return;
+    if (pc->n_swapped) {
+        prefix_flush(pc->store, NULL);
+        if (put_node(pc, victim))
+            return;
+    }
     pc->counters.n_refused++;
 }
 
@@ -361,6 +363,13 @@ static enum found fetch_page(struct prefix_cache *pc, struct kv_seq *kv)
     return found;
 }
 
+/* Pages that a window will leave are in the tree as far as one window reaches only: a longer prompt
+ * would need no more than its last ones, and the tree has none without those before. */
+static bool may_have(const struct prefix_cache *pc, const struct kv_seq *kv)
+{
+    return !pc->window || (kv->n_tree + 1) * P <= pc->window;
+}
+
 /* The next page from the swap area, where it is no longer needed then. */
 static enum found unpark_page(struct prefix_cache *pc, struct kv_seq *kv)
 {
@@ -370,7 +379,7 @@ static enum found unpark_page(struct prefix_cache *pc, struct kv_seq *kv)
         return NO_PAGE;
     kv_swap_drop(pc->swap, *at);
     *at = -1;
-    if (found == FOUND && kv->n_kv + P <= kv->n_parked)
+    if (found == FOUND && kv->n_kv + P <= kv->n_parked && may_have(pc, kv))
         step_to_own(pc, kv, false);
     return found;
 }
@@ -379,8 +388,10 @@ static enum found unpark_page(struct prefix_cache *pc, struct kv_seq *kv)
 static enum found find_page(struct prefix_cache *pc, struct kv_seq *kv, enum prefix_tier *tier)
 {
     int32_t node = -1;
+    /* one that has gone on beyond the tree's part of a window finds nothing there any more */
+    bool in_tree = kv->node >= 0 && kv->n_kv - kv->n_tree * P < P;
     *tier = PREFIX_RAM;
-    if (kv->node >= 0)
+    if (in_tree)
         node = prefix_tree_child(&pc->tree, kv->node, kv->ids + kv->n_tree * P);
     if (node >= 0) {
         step_to(pc, kv, node);
@@ -392,7 +403,7 @@ static enum found find_page(struct prefix_cache *pc, struct kv_seq *kv, enum pre
     if (kv->swapped && kv->n_kv + P <= kv->n_parked && kv->parked[kv->n_kv / P] >= 0)
         return unpark_page(pc, kv);
     *tier = PREFIX_DISK;
-    return pc->store && kv->node >= 0 ? fetch_page(pc, kv) : ABSENT;
+    return pc->store && in_tree ? fetch_page(pc, kv) : ABSENT;
 }
 
 void prefix_cache_copy(struct prefix_cache *pc, struct kv_seq *kv)
@@ -506,12 +517,9 @@ static void count_miss(struct prefix_cache *pc, struct kv_seq *kv, bool in_fligh
     pc->counters.miss_pages[why]++;
 }
 
-/* Pages that a window will leave are in the tree as far as one window reaches only: a longer prompt
- * would need no more than its last ones, and the tree has none without those before. */
 static bool may_enter(const struct prefix_cache *pc, const struct kv_seq *kv)
 {
-    int32_t end = (kv->n_tree + 1) * P;
-    return kv->node >= 0 && end <= kv->n_kv && (!pc->window || end <= pc->window);
+    return kv->node >= 0 && (kv->n_tree + 1) * P <= kv->n_kv && may_have(pc, kv);
 }
 
 void prefix_cache_filled(struct prefix_cache *pc, struct kv_seq *kv)

@@ -462,6 +462,19 @@ int prefix_flush(struct prefix_store *p, struct err *e)
     return fault.code ? err_set(e, fault.code, "%s", fault.msg) : 0;
 }
 
+static bool is_paused(const struct prefix_store *p)
+{
+    return p->paused_until && now_ns() < p->paused_until;
+}
+
+bool prefix_is_writing(struct prefix_store *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool writing = p->n.dirty_pages && !is_paused(p);
+    pthread_mutex_unlock(&p->lock);
+    return writing;
+}
+
 void prefix_stats(struct prefix_store *p, struct prefix_stats *s)
 {
     uint64_t used = 0, file = 0;
@@ -477,6 +490,6 @@ void prefix_stats(struct prefix_store *p, struct prefix_stats *s)
     s->pages = (uint64_t)pages;
     s->bytes = used;
     s->max_bytes = p->max_bytes;
-    s->paused = p->paused_until && now_ns() < p->paused_until;
+    s->paused = is_paused(p);
     pthread_mutex_unlock(&p->lock);
 }

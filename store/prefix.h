@@ -92,6 +92,8 @@ struct prefix_stats {
     bool paused;                       /* writing rests after a full disk or a fault */
 };
 void prefix_stats(struct prefix_store *p, struct prefix_stats *s);
+/* Is room being made for what prefix_put refused just now? Takes no look at the disk. */
+bool prefix_is_writing(struct prefix_store *p);
 
 /* ---- for `ingot cache`; they work beside other processes ---- */
 

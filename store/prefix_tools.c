@@ -195,6 +195,10 @@ static int row_copy(struct copy *c, struct prefix_row *r, struct err *e)
         c->m->corrupt++;
         return 0;
     }
+    if (r->kv_bytes > c->to.max_bytes / 2) { /* as prefix_put: it would only clear the rest away */
+        c->m->outvalued++;
+        return 0;
+    }
     if (row_admit(&added, &n_evicted, &c->to, r, r->packed ? c->from.stage : c->kv, e))
         return -1;
     c->m->pages += added;

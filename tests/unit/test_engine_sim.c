@@ -24,6 +24,7 @@ enum { N_NATIVE = 10000, N_SCALAR = 2000 };
 enum {
     PER_ENGINE = 250, /* schedules on one engine */
     N_CTX = 128,
+    WINDOW = 63, /* of one model: the last token of a page is not in it */
     N_TEXTS = 5,
     N_PROMPTS = 48,
     N_KINDS = 20,
@@ -51,8 +52,8 @@ uint64_t __wrap_now_ns(void)
 struct prompt {
     int32_t ids[N_CTX];
     uint32_t n;
-    bool known;
-    uint64_t bits[N_CTX]; /* of the logits at each position */
+    bool known[2];
+    uint64_t bits[2][N_CTX]; /* of each model's logits at each position */
 };
 
 struct answer {
@@ -88,9 +89,9 @@ struct wait {
 
 static struct {
     uint64_t seed, rng;
-    char model[4096];
+    char models[2][4096]; /* with whole attention, with a window */
     struct prompt prompts[N_PROMPTS];
-    struct answer alone[N_PROMPTS][N_KINDS];
+    struct answer alone[2][N_PROMPTS][N_KINDS];
     struct backend be;
     struct prefix_store *store;
     /* the engine of now */
@@ -98,6 +99,7 @@ static struct {
     int32_t n_swap_kept; /* swap pages that nobody may have */
     uint64_t ns_per_row, ns_per_page;
     bool squeezed; /* many sequences for few pages */
+    int model;
     uint32_t config, schedule;
     /* the schedule of now */
     struct job jobs[MAX_JOBS];
@@ -175,14 +177,14 @@ static void job_logits(void *user, uint32_t pos, const float *logits)
 {
     struct job *j = user;
     sim.n_logits++;
-    SIM_OK(j->prompt->bits[pos] == bits_of(logits), "job %d: other logits at position %u",
+    SIM_OK(j->prompt->bits[sim.model][pos] == bits_of(logits), "job %d: other logits at position %u",
            (int)(j - sim.jobs), pos);
 }
 
 static void keep_logits(void *user, uint32_t pos, const float *logits)
 {
     struct job *j = user;
-    ((struct prompt *)j->prompt)->bits[pos] = bits_of(logits);
+    ((struct prompt *)j->prompt)->bits[sim.model][pos] = bits_of(logits);
 }
 
 /* One of every kind of sampling, stopping and ending. */
@@ -237,7 +239,7 @@ static struct engine *open_stepped(const struct engine_config *c, const struct b
     cfg.n_ctx = N_CTX;
     cfg.n_threads = 1;
     cfg.quiet_load = true;
-    if (OK_CALL(model_file_open(&f, NULL, sim.model, &e), e))
+    if (OK_CALL(model_file_open(&f, NULL, sim.models[sim.model], &e), e))
         OK_CALL(engine_open_stepped(&en, f, &cfg, be, &e), e);
     model_file_close(f);
     return en;
@@ -263,7 +265,7 @@ static void run_alone(struct job *j)
 
 static const struct answer *answer_alone(const struct prompt *p, uint32_t kind)
 {
-    struct answer *a = &sim.alone[p - sim.prompts][kind];
+    struct answer *a = &sim.alone[sim.model][p - sim.prompts][kind];
     struct job j;
     if (a->known)
         return a;
@@ -279,13 +281,13 @@ static const struct answer *answer_alone(const struct prompt *p, uint32_t kind)
 static void learn_logits(struct prompt *p)
 {
     struct job j;
-    if (p->known)
+    if (p->known[sim.model])
         return;
     job_init(&j, p, 0);
     j.r.max_tokens = 1;
     j.r.on_logits = keep_logits;
     run_alone(&j);
-    p->known = true;
+    p->known[sim.model] = true;
 }
 
 /* ---- the simulated machine: the CPU backend on the simulated clock, looked at ---- */
@@ -322,11 +324,12 @@ static int sim_kv_write(struct exec *x, int32_t page, const void *src, struct er
 
 /* ---- engines ---- */
 
-static bool make_model(void)
+static bool make_models(void)
 {
     struct tiny_spec s;
     struct err e = {0};
-    if (*sim.model)
+    bool ok = true;
+    if (*sim.models[0])
         return true;
     tiny_defaults(&s, "llama");
     s.width = s.n_ffn = 32;
@@ -334,8 +337,13 @@ static bool make_model(void)
     s.n_heads = 2;
     s.n_kv_heads = 1;
     s.n_vocab = TINY_MIN_VOCAB;
-    snprintf(sim.model, sizeof sim.model, "%s/sim.gguf", unit_tmpdir());
-    return OK_CALL(tiny_write(sim.model, &s, &e), e);
+    const char *dir = unit_tmpdir();
+    for (int i = 0; i < 2; i++) {
+        s.window = i ? WINDOW : 0;
+        snprintf(sim.models[i], sizeof sim.models[i], "%s/sim%d.gguf", dir, i);
+        ok = ok && OK_CALL(tiny_write(sim.models[i], &s, &e), e);
+    }
+    return ok;
 }
 
 /* A few texts, and prompts that begin with one and part from it early, late or never. */
@@ -363,6 +371,7 @@ static uint32_t draw_batch(void)
 static bool open_engine(uint32_t n_page_bytes)
 {
     sim.squeezed = chance(2);
+    sim.model = chance(3);
     uint32_t n_seqs = sim.squeezed ? 3 + below(4) : 1 + below(6);
     uint32_t whole = n_seqs * (N_CTX / KV_PAGE_TOKENS);
     struct engine_config c = {
@@ -596,7 +605,7 @@ static void check_own_tenant(void)
 
 static void check_job(const struct job *j)
 {
-    const struct answer *want = &sim.alone[j->prompt - sim.prompts][j->kind], *got = &j->got;
+    const struct answer *want = &sim.alone[sim.model][j->prompt - sim.prompts][j->kind], *got = &j->got;
     uint32_t n = want->n_calls, most = j->r.max_tokens ? j->r.max_tokens : UINT32_MAX;
     enum finish finish = want->finish, is = j->stats.finish;
     int at = (int)(j - sim.jobs);
@@ -713,10 +722,10 @@ static uint64_t from_env(const char *name, uint64_t otherwise)
 
 static void begin(void)
 {
-    char model[sizeof sim.model];
-    memcpy(model, sim.model, sizeof model);
+    char models[2][sizeof *sim.models];
+    memcpy(models, sim.models, sizeof models);
     memset(&sim, 0, sizeof sim);
-    memcpy(sim.model, model, sizeof model);
+    memcpy(sim.models, models, sizeof models);
     sim.seed = from_env("INGOT_SIM_SEED", 1);
     sim.be = backend_cpu;
     sim.be.run = sim_run;
@@ -777,20 +786,20 @@ static void run_all(const char *isa, uint64_t n)
 
 static void test_ten_thousand_schedules_give_every_sequence_its_own_tokens(void)
 {
-    if (make_model())
+    if (make_models())
         run_all(NULL, N_NATIVE);
 }
 
 static void test_the_same_holds_with_scalar_kernels(void)
 {
-    if (make_model())
+    if (make_models())
         run_all("scalar", N_SCALAR);
 }
 
 static void test_a_seed_gives_the_same_steps_again(void)
 {
     uint64_t trace[2] = {0};
-    for (int pass = 0; pass < 2 && make_model(); pass++) {
+    for (int pass = 0; pass < 2 && make_models(); pass++) {
         begin();
         for (uint32_t i = 0; i < 6; i++)
             run_engine(i, 10);

@@ -324,6 +324,73 @@ static void test_storm_of_cancels_ends_each_request_once_and_returns_all_pages(v
         OK(storm.jobs[i].n_done == 1);
 }
 
+/* ---- a queue that ends faster than it is told ---- */
+
+enum { N_FLOODERS = 3, N_FLOOD = 4000 };
+
+struct flooder {
+    pthread_t id;
+    atomic_int n_done, n_wrong;
+};
+
+static void flood_done(void *user, const struct request_stats *s)
+{
+    struct flooder *f = user;
+    f->n_wrong += s->finish != FINISH_DEADLINE;
+    f->n_done++;
+}
+
+/* Requests whose time is over when they come. */
+static void *flood(void *arg)
+{
+    struct flooder *f = arg;
+    for (int i = 0; i < N_FLOOD;) {
+        struct request r = {.ids = storm.ids[0],
+                            .n_ids = 1,
+                            .max_tokens = 1,
+                            .deadline_ns = 1,
+                            .on_done = flood_done,
+                            .user = f};
+        struct err e = {0};
+        sample_defaults(&r.sample);
+        if (engine_submit(storm.en, &r, &e)) {
+            CHECK(e.code == ERR_FULL);
+            sched_yield();
+            continue;
+        }
+        i++;
+        while (f->n_done < i)
+            sched_yield();
+    }
+    return NULL;
+}
+
+static void test_requests_that_end_in_the_queue_keep_their_place_until_they_are_told(void)
+{
+    static struct flooder f[N_FLOODERS];
+    struct engine_config cfg = {.n_ctx = N_CTX, .n_threads = 1, .queue_len = 1, .quiet_load = true};
+    if (!*storm.model && !make_model())
+        return;
+    if (!open_engine(&cfg, &backend_cpu))
+        return;
+    for (int i = 0; i < N_FLOODERS; i++)
+        CHECK(!pthread_create(&f[i].id, NULL, flood, &f[i]));
+    for (int i = 0; i < N_FLOODERS; i++) {
+        pthread_join(f[i].id, NULL);
+        OK_MSG(f[i].n_done == N_FLOOD && !f[i].n_wrong, "%d told, %d of them wrongly",
+               f[i].n_done, f[i].n_wrong);
+    }
+    struct request *two[2] = {&storm.jobs[0].r, &storm.jobs[1].r};
+    struct err e = {0};
+    fill_request(&storm.jobs[0], 0);
+    fill_request(&storm.jobs[1], 0);
+    storm.jobs[0].r.n_ids = storm.jobs[1].r.n_ids = 1;
+    OK_MSG(engine_submit_all(storm.en, two, 2, &e) && e.code == ERR_LIMIT &&
+               strstr(e.msg, "2 requests at once") && strstr(e.msg, "1;"),
+           "%s", e.msg);
+    engine_close(storm.en);
+}
+
 int main(int argc, char **argv)
 {
 #define T(f)                                                                                       \
@@ -332,6 +399,7 @@ int main(int argc, char **argv)
     }
     static const struct unit_test tests[] = {
         T(storm_of_cancels_ends_each_request_once_and_returns_all_pages),
+        T(requests_that_end_in_the_queue_keep_their_place_until_they_are_told),
     };
     log_threshold = LOG_ERROR;
     return unit_main(argc, argv, tests, ARRAY_LEN(tests));
