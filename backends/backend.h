@@ -104,7 +104,7 @@ struct plan {
     int32_t logits_slot; /* what run copies out for the wanted rows */
     int32_t n_vocab;
     int32_t n_kv_layers;
-    int32_t n_kv_heads, head_dim; /* the same for every KV layer of this architectures */
+    int32_t n_kv_heads, head_dim; /* the same for every KV layer */
     int32_t max_batch;            /* rows in one run at most */
     int32_t max_out;              /* wanted rows in one run at most */
     int32_t n_ctx;                /* positions 0 .. n_ctx-1 */

@@ -126,6 +126,7 @@ int utf8_width(uint32_t cp); /* terminal columns: 0, 1 or 2 */
 struct mapped {
     const uint8_t *data; /* read-only */
     size_t n;
+    int64_t mtime_ns; /* when the file was changed last, at the time of mapping */
 };
 int file_map(struct mapped *m, const char *path, struct err *e); /* directories refused by name */
 void file_unmap(struct mapped *m);

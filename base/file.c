@@ -76,6 +76,7 @@ int file_map(struct mapped *m, const char *path, struct err *e)
         return err_errno(e, "cannot map '%s'", path);
     m->data = p;
     m->n = (size_t)st.st_size;
+    m->mtime_ns = st.st_mtim.tv_sec * INT64_C(1000000000) + st.st_mtim.tv_nsec;
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "cli/cli_internal.h"
 #include "cli/load_gen.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -116,11 +117,12 @@ static int parse_shared(struct load_spec *s, const char *text, struct err *e)
     int rc = parse_range(&n, end + 1, "--shared-prefix", e);
     if (rc)
         return rc;
-    if (n.min != n.max || n.min >= s->prompt.min)
+    if (n.min != n.max)
+        return usage_error(e, "--shared-prefix: %.40s tokens; write one number", end + 1);
+    if (n.min >= s->prompt.min)
         return usage_error(e,
-                           "--shared-prefix: %s tokens; it must be one number, less than the "
-                           "shortest --prompt (%u)",
-                           end + 1, s->prompt.min);
+                           "--shared-prefix: %u tokens are not less than the shortest --prompt, %u",
+                           n.min, s->prompt.min);
     s->n_shared = n.min;
     return 0;
 }
@@ -238,7 +240,7 @@ static void print_load(const struct serve *s)
     print_range("; prompt", &p->prompt);
     print_range(", answer", &p->gen);
     if (p->share > 0)
-        printf("; %g of the prompts share %u tokens", p->share, p->n_shared);
+        printf("; %g %% of the prompts share %u tokens", 100 * p->share, p->n_shared);
     if (p->n_tenants > 1)
         printf("; %u tenants", p->n_tenants);
     printf("; seed %" PRIu64 ", warm-up %u\n", p->seed, p->n_warmup);
@@ -266,7 +268,7 @@ static void print_prefix(const struct serve *s)
     const char *gap = "prefix    found ";
     for (int t = 0; t < PREFIX_TIER_END; t++)
         if (a->hit_tokens[t] > b->hit_tokens[t]) {
-            printf("%s%" PRIu64 " tokens in %s", gap, a->hit_tokens[t] - b->hit_tokens[t],
+            printf("%s%" PRIu64 " tokens (%s)", gap, a->hit_tokens[t] - b->hit_tokens[t],
                    prefix_tier_name((enum prefix_tier)t));
             gap = ", ";
         }
@@ -277,7 +279,7 @@ static void print_prefix(const struct serve *s)
                    prefix_miss_name((enum prefix_miss)m));
             gap = ", ";
         }
-    printf("%s", *gap == ',' ? "\n" : "");
+    printf("%s", *gap == 'p' ? "" : "\n");
 }
 
 static void serve_print(const struct serve *s)
@@ -360,15 +362,26 @@ static json_t *outcomes_json(const struct load_result *r)
     return j;
 }
 
+/* "other KV type" as a key: other_kv_type */
+static const char *json_name(char out[32], const char *words)
+{
+    size_t i = 0;
+    for (; words[i] && i < 31; i++)
+        out[i] = words[i] == ' ' ? '_' : (char)tolower((unsigned char)words[i]);
+    out[i] = 0;
+    return out;
+}
+
 static json_t *prefix_json(const struct serve *s)
 {
     const struct prefix_counters *b = &s->before.prefix, *a = &s->after.prefix;
     json_t *hits = json_object(), *misses = json_object();
+    char name[32];
     for (int t = 0; t < PREFIX_TIER_END; t++)
         json_object_set_new(hits, prefix_tier_name((enum prefix_tier)t),
                             json_integer((json_int_t)(a->hit_tokens[t] - b->hit_tokens[t])));
     for (int m = 0; m < PREFIX_MISS_END; m++)
-        json_object_set_new(misses, prefix_miss_name((enum prefix_miss)m),
+        json_object_set_new(misses, json_name(name, prefix_miss_name((enum prefix_miss)m)),
                             json_integer((json_int_t)(a->miss_pages[m] - b->miss_pages[m])));
     return json_pack("{so so}", "hit_tokens", hits, "missed_pages", misses);
 }
@@ -457,6 +470,8 @@ static int serve_run(const struct command_args *a, struct err *e)
         model_ref_open_prefix(&m, &s.o->common);
     if (!rc)
         rc = load_engine(&s.engine, &m, &c, &s.o->common, e);
+    if (rc && e->code == ERR_LIMIT && !s.o->engine.ctx && !s.o->engine.kv_pages)
+        err_prefix(e, "use a smaller --prompt or --gen");
     if (!rc)
         rc = serve_measure(&s, e);
     if (rc)

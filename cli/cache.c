@@ -1,7 +1,9 @@
 /* ingot cache: what the persistent prefix cache holds, and its upkeep. One action a row. */
 #include "cli/cli_internal.h"
 
+#include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +113,7 @@ static int parse_size(uint64_t *out, const char *text, struct err *e)
     char *end;
     errno = 0;
     double v = strtod(text, &end);
-    const char *unit = *end ? strchr(units, *end & ~32) : NULL;
+    const char *unit = isalpha((unsigned char)*end) ? strchr(units, *end & ~32) : NULL;
     for (ptrdiff_t i = 0; unit && i <= unit - units; i++)
         v *= 1000;
     end += unit != NULL;
@@ -124,22 +126,43 @@ static int parse_size(uint64_t *out, const char *text, struct err *e)
     return 0;
 }
 
+/* What went and what is left, when it has come off. */
+static int say_removed(struct cache *c, int rc, const struct prefix_stats *before)
+{
+    struct prefix_stats now;
+    char went[16], left[16];
+    if (rc || c->o->common.quiet)
+        return rc;
+    prefix_stats(c->prefix, &now);
+    format_bytes(went, before->bytes - MIN(before->bytes, now.bytes));
+    format_bytes(left, now.bytes);
+    printf("%" PRIu64 " pages removed (%s); %" PRIu64 " left (%s)\n",
+           before->pages - MIN(before->pages, now.pages), went, now.pages, left);
+    return 0;
+}
+
 static int cache_trim(struct cache *c, struct err *e)
 {
     uint64_t bytes;
+    struct prefix_stats before;
     int rc = parse_size(&bytes, c->word, e);
-    return rc ? rc : prefix_trim(c->prefix, bytes, e);
+    if (rc)
+        return rc;
+    prefix_stats(c->prefix, &before);
+    return say_removed(c, prefix_trim(c->prefix, bytes, e), &before);
 }
 
 static int cache_clear(struct cache *c, struct err *e)
 {
     struct store_model m;
-    if (!c->word)
-        return prefix_clear(c->prefix, NULL, e);
-    if (store_find(c->store, &m, c->word, e))
+    struct prefix_stats before;
+    uint64_t tag;
+    if (c->word && store_find(c->store, &m, c->word, e))
         return -1;
-    uint64_t tag = digest_tag(m.digest);
-    return prefix_clear(c->prefix, &tag, e);
+    prefix_stats(c->prefix, &before);
+    if (c->word)
+        tag = digest_tag(m.digest);
+    return say_removed(c, prefix_clear(c->prefix, c->word ? &tag : NULL, e), &before);
 }
 
 static int cache_move(struct cache *c, bool in, struct err *e)

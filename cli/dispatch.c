@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -168,6 +169,7 @@ int cli_main(int argc, char **argv, const struct command *const *commands)
     if (argc > 0 && *argv[0])
         typed_name = argv[0];
     fill_streams();
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of writing, with its name */
     json_set_alloc_funcs(mem_alloc, mem_free);
     int rc = start(argc, argv, commands, &e);
     if (rc == 0 && (fflush(stdout) || ferror(stdout)))

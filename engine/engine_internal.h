@@ -202,7 +202,7 @@ struct kv_seq {
     struct seq *owner;
     int32_t *ids;    /* [n_ctx] tokens; the KV of the first n_kv is there. Owned */
     int32_t *pages;  /* [pages_per_seq]; of the first n_pages all are held but the first n_gone,
-                        which  are -1: the sliding window has left them. Owned */
+                        which are -1: the sliding window has left them. Owned */
     int32_t *parked; /* [pages_per_seq] where its pages wait in the swap area, or -1. Owned */
     int32_t n_kv, n_pages, n_gone;
     int32_t n_had;              /* the most that n_kv has been */

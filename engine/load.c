@@ -214,14 +214,23 @@ static uint64_t bytes_needed(const struct engine_placement *p)
     return add_over(all, rest, &all) ? UINT64_MAX : all;
 }
 
-/* What would fit: KV grows with the context, weights and scratch stay. */
+/* The context whose growing part is what is free beside the fixed one, in whole pages. */
+static uint64_t context_in(const struct engine_placement *p, uint64_t growing, uint64_t fixed)
+{
+    if (fixed >= p->free_bytes || !growing)
+        return 0;
+    double part = (double)(p->free_bytes - fixed) / (double)growing;
+    return (uint64_t)(MIN(part, 1.0) * p->n_ctx / KV_PAGE_TOKENS) * KV_PAGE_TOKENS;
+}
+
+/* What would fit: KV grows with the context, weights and scratch stay. The host's part stays where
+ * it is small, and grows too where it is large. */
 static void suggest(char *out, size_t n, const struct engine_placement *p)
 {
-    uint64_t fixed = bytes_needed(p) - p->kv_bytes, ctx = 0;
-    if (fixed < p->free_bytes && p->kv_bytes && p->n_pages) {
-        double per_page = (double)p->kv_bytes / p->n_pages;
-        ctx = (uint64_t)((double)(p->free_bytes - fixed) / per_page / p->n_seqs) * KV_PAGE_TOKENS;
-    }
+    uint64_t all = bytes_needed(p), kv = p->kv_bytes, host = p->host_bytes + p->swap_bytes;
+    uint64_t ctx = context_in(p, kv, all - kv);
+    if (ctx < 256)
+        ctx = context_in(p, kv + host, all - kv - host);
     if (ctx >= 256)
         snprintf(out, n, "--ctx %" PRIu64 "%s would fit", MIN(ctx, (uint64_t)p->n_ctx),
                  p->n_seqs > 1 ? " (or fewer sequences)" : "");

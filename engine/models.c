@@ -285,7 +285,7 @@ static int find_room(struct models *ms, struct models_entry *m, struct model_fil
         room = make_room(ms, m, rc ? 0 : engine_placed_bytes(&p), &why, e);
         struct held h;
         count_held(&h, ms, m);
-        c->max_bytes = room > 0 && budget ? budget - h.bytes : budget;
+        c->max_bytes = room > 0 && budget > h.bytes ? budget - h.bytes : budget;
         pthread_mutex_unlock(&ms->mu);
         if (room < 0)
             return -1;
@@ -303,8 +303,8 @@ static int reshape(struct models *ms, struct models_entry *m, struct model_file 
         pthread_mutex_lock(&ms->mu);
         count_held(&h, ms, m);
         pthread_mutex_unlock(&ms->mu);
-        if (ms->cfg.budget_bytes)
-            c->max_bytes = ms->cfg.budget_bytes - h.bytes;
+        if (ms->cfg.budget_bytes) /* 0 would be no bound */
+            c->max_bytes = h.bytes < ms->cfg.budget_bytes ? ms->cfg.budget_bytes - h.bytes : 1;
         if (!engine_reshape(&m->en, f, c, &why))
             return 0;
         if (why.code != ERR_MEMORY || !m->en)
@@ -633,7 +633,7 @@ static void status_of(struct models_status *s, const struct models_entry *m)
     snprintf(s->device, sizeof s->device, "%s", m->device);
 }
 
-/* The one used last before `before`, with the number below `number` among equals. */
+/* The one used last before `after`, with the number below `number` among equals. */
 static const struct models_entry *used_before(const struct models *ms,
                                               const struct models_entry *after)
 {

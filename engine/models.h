@@ -53,7 +53,8 @@ int models_get(struct models *ms, struct models_lease *out, const char *ref,
                const struct models_options *o, struct err *e);
 void models_release(struct models *ms, struct models_lease *l); /* l is empty then */
 
-/* Let it go: now (and wait for that), or with its last lease. Also when it is pinned.
+/* Let it go: now (and wait for that, also for a load of another model that is under way), or with
+ * its last lease. Also when it is pinned.
  * ERR_NOT_FOUND: it is not loaded. */
 int models_unload(struct models *ms, const char *ref, struct err *e);
 /* A pinned model goes neither for room nor for want of use. ERR_NOT_FOUND: it is not loaded. */

@@ -7,7 +7,7 @@
 
 enum prefix_miss {                           /* why a whole page of a prompt was computed */
                    PREFIX_MISS_FIRST_SEEN,   /* as far as anybody remembers */
-                   PREFIX_MISS_EVICTED,      /* it was known, and had to make room */
+                   PREFIX_MISS_EVICTED,      /* it was known, and had to make room or cannot be read just now */
                    PREFIX_MISS_OTHER_MODEL,  /* the same text was seen, with other weights or rope
                                                 settings */
                    PREFIX_MISS_OTHER_KV,     /* ... with another KV type */

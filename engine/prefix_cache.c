@@ -7,7 +7,11 @@
 
 #include <string.h>
 
-enum { P = KV_PAGE_TOKENS, KV_LAYOUT_VERSION = 1 };
+enum {
+    P = KV_PAGE_TOKENS,
+    KV_LAYOUT_VERSION = 2,
+    VICTIM_NS = 20000000, /* waiting for the disk before a page goes that somebody wants */
+};
 
 /* ---- opening ---- */
 
@@ -154,7 +158,7 @@ void prefix_cache_drain(struct prefix_cache *pc, uint64_t deadline_ns)
             return;
         }
         if (again)
-            prefix_flush(pc->store, NULL);
+            prefix_flush_until(pc->store, deadline_ns);
     }
 }
 
@@ -165,14 +169,15 @@ static int32_t pages_for(int32_t n_tokens)
     return (n_tokens + P - 1) / P;
 }
 
-/* The page goes, and is not in the persistent tier: there it must be, if anybody waits for it. */
+/* The page goes, and is not in the persistent tier: there it should be, if anybody waits for it. A
+ * disk that is too slow costs computing it again, not everybody's time. */
 static void keep_victim(struct prefix_cache *pc, int32_t victim)
 {
     const struct prefix_node *n = &pc->tree.nodes[victim];
     if (!pc->store || n->n_ids != P || n->stored || put_node(pc, victim))
         return;
     if (pc->n_swapped) {
-        prefix_flush(pc->store, NULL);
+        prefix_flush_until(pc->store, now_ns() + VICTIM_NS);
         if (put_node(pc, victim))
             return;
     }

@@ -23,7 +23,7 @@ void prefix_roots_read(struct prefix_roots *r, struct prefix_store *store,
 {
     struct prefix_facets mine = *own;
     bool known = false;
-    int free_row = -1;
+    int free_row = -1; /* own is among them: another tenant of the same engine has it elsewhere */
     r->n = 0;
     for (int i = 0; i < PREFIX_N_ROOTS; i++) {
         int32_t number = i;
@@ -31,17 +31,18 @@ void prefix_roots_read(struct prefix_roots *r, struct prefix_store *store,
         struct prefix_page row = row_of(i, &number, f);
         if (prefix_get(store, f, &row) != PREFIX_HIT)
             free_row = free_row < 0 ? i : free_row;
-        else if (!memcmp(f, own, sizeof *f))
-            known = true;
-        else
+        else {
+            known = known || !memcmp(f, own, sizeof *f);
             r->n++;
+        }
     }
     if (known || free_row < 0)
         return;
     int32_t number = free_row;
     struct prefix_page row = row_of(free_row, &number, &mine);
     row.model_tag = model_tag;
-    prefix_put(store, &row);
+    if (prefix_put(store, &row))
+        r->root[r->n++] = mine;
 }
 
 static int n_differ(const struct prefix_facets *a, const struct prefix_facets *b, int *first)
@@ -61,8 +62,9 @@ enum prefix_miss prefix_roots_why(const struct prefix_roots *r, struct prefix_st
     int best = INT32_MAX, facet = 0;
     for (int i = 0; i < r->n; i++) {
         struct prefix_elsewhere *x = &kv->elsewhere;
-        if (x->n_pages[i] < 0)
-            continue; /* it did not have the page before */
+        int first = 0, n = n_differ(&r->root[i], own, &first);
+        if (!n || x->n_pages[i] < 0)
+            continue; /* its own; or it did not have the page before */
         if (x->n_pages[i] == 0)
             x->key[i] = prefix_key_root(&r->root[i]);
         while (x->n_pages[i] <= kv->n_tree) {
@@ -71,11 +73,10 @@ enum prefix_miss prefix_roots_why(const struct prefix_roots *r, struct prefix_st
         }
         struct prefix_key key;
         memcpy(key.b, &x->key[i], sizeof key.b);
-        int first = 0;
         if (!prefix_has(store, &key)) {
             x->n_pages[i] = -1;
-        } else if (n_differ(&r->root[i], own, &first) < best) {
-            best = n_differ(&r->root[i], own, &first);
+        } else if (n < best) {
+            best = n;
             facet = first;
         }
     }

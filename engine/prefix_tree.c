@@ -44,17 +44,6 @@ const char *prefix_tier_name(enum prefix_tier t)
 
 /* ---- keys ---- */
 
-struct hash128 prefix_key_next(struct hash128 parent, const int32_t *ids, int32_t n)
-{
-    struct {
-        struct hash128 parent;
-        int32_t ids[KV_PAGE_TOKENS];
-    } in = {.parent = parent};
-    CHECK(n > 0 && n <= KV_PAGE_TOKENS);
-    memcpy(in.ids, ids, (size_t)n * sizeof *ids);
-    return hash_xxh3(&in, sizeof in.parent + (size_t)n * sizeof *ids, (uint64_t)n);
-}
-
 uint64_t prefix_text_next(uint64_t parent, const int32_t *ids, int32_t n)
 {
     return hash_xxh3(ids, (size_t)n * sizeof *ids, parent).lo | 1;
@@ -70,6 +59,18 @@ struct hash128 prefix_facet_hash(const void *p, size_t n)
     sha256_done(&s, sum);
     memcpy(&h, sum, sizeof h);
     return h;
+}
+
+/* The length tells how many ids there are. */
+struct hash128 prefix_key_next(struct hash128 parent, const int32_t *ids, int32_t n)
+{
+    struct {
+        struct hash128 parent;
+        int32_t ids[KV_PAGE_TOKENS];
+    } in = {.parent = parent};
+    CHECK(n > 0 && n <= KV_PAGE_TOKENS);
+    memcpy(in.ids, ids, (size_t)n * sizeof *ids);
+    return prefix_facet_hash(&in, sizeof in.parent + (size_t)n * sizeof *ids);
 }
 
 struct hash128 prefix_key_root(const struct prefix_facets *f)
@@ -421,17 +422,23 @@ enum prefix_miss prefix_tree_why(const struct prefix_tree *t, const struct prefi
                                  uint64_t text)
 {
     struct prefix_trace want = trace_of(f, text);
-    const struct prefix_trace *way = t->seen[(text >> 1) & t->seen_mask].way, *last = NULL;
+    const struct prefix_trace *way = t->seen[(text >> 1) & t->seen_mask].way;
+    int best = INT32_MAX, facet = 0; /* the one that is like it but for the fewest parts */
     for (int i = 0; i < SEEN_WAYS; i++) {
+        int n = 0, first = 0;
         if (same_trace(&way[i], &want))
             return PREFIX_MISS_EVICTED;
-        if (way[i].text == text && !last)
-            last = &way[i];
+        for (int k = PREFIX_FACET_END - 1; k >= 0; k--)
+            if (way[i].part[k] != want.part[k]) {
+                first = k;
+                n++;
+            }
+        if (way[i].text == text && n < best) {
+            best = n;
+            facet = first;
+        }
     }
-    for (int k = 0; last && k < PREFIX_FACET_END; k++)
-        if (last->part[k] != want.part[k])
-            return prefix_facet_miss((enum prefix_facet)k);
-    return PREFIX_MISS_FIRST_SEEN;
+    return best < INT32_MAX ? prefix_facet_miss((enum prefix_facet)facet) : PREFIX_MISS_FIRST_SEEN;
 }
 
 /* ---- taking in and giving up ---- */

@@ -84,7 +84,7 @@ static int make_dirs(const char *path, struct err *e)
         part[i] = 0;
         /* Only what we make is private: keys and chats are in it. */
         if (mkdir(part, 0700) && errno != EEXIST && errno != EROFS && errno != EACCES)
-            return err_errno(e, "cannot create the store '%s'", path);
+            return err_errno(e, "cannot create the store '%s' (choose another with --home)", path);
         part[i] = c;
     }
     return 0;
@@ -404,6 +404,11 @@ static int not_found(struct store *s, const char *wanted, struct err *e)
         return -1;
     err_set(e, ERR_NOT_FOUND, "no model '%.200s' in the store%s", wanted,
             n ? "" : ", which is empty; `ingot import FILE.gguf` brings one in");
+    if (e && !strchr(wanted, '/') && access(wanted, F_OK) == 0) {
+        size_t at = strlen(e->msg);
+        snprintf(e->msg + at, sizeof e->msg - at, "; for the file of that name write ./%.200s",
+                 wanted);
+    }
     size_t plain = e ? strlen(e->msg) : 0;
     name_suggest(e, wanted, all, n);
     if (e && n && !e->msg[plain])

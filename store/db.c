@@ -104,6 +104,8 @@ static const char *advice_of(enum err_code code)
         return "; free some space and try again";
     case ERR_BUSY:
         return "; another process is using it, try again";
+    case ERR_CORRUPT:
+        return "; it is damaged: restore it, or move it away to begin anew";
     default:
         return "";
     }

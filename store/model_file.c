@@ -227,14 +227,15 @@ void model_file_forget(struct model_file *f)
 
 /* ---- identity ---- */
 
-/* XXH3 chained over sizes, headers and three pieces of every tensor. */
+/* XXH3 chained over sizes, headers, times of change, and three pieces of every tensor. */
 static void sample_digest(char digest[65], const struct gguf *g)
 {
     struct hash128 h = {0};
     uint8_t raw[16];
     for (uint32_t i = 0; i < g->n_shards; i++) {
         const struct gguf_shard *s = &g->shards[i];
-        h = hash_xxh3(s->map.data, s->header_bytes, h.lo ^ h.hi ^ s->file_bytes);
+        h = hash_xxh3(s->map.data, s->header_bytes,
+                      h.lo ^ h.hi ^ s->file_bytes ^ (uint64_t)s->map.mtime_ns);
     }
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensors[i];

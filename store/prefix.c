@@ -447,15 +447,33 @@ bool prefix_has(struct prefix_store *p, const struct prefix_key *key)
 
 /* ---- flush, counters ---- */
 
+/* Under the lock. */
+static void flush_wait(struct prefix_store *p, uint64_t until_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                         .tv_nsec = (long)(until_ns % 1000000000u)};
+    uint64_t taken = p->n_taken, noted = p->n_noted;
+    p->n_flushing++;
+    pthread_cond_signal(&p->work);
+    while ((p->n_finished < taken || p->n_noted_done < noted) && now_ns() < until_ns)
+        if (until_ns == UINT64_MAX)
+            pthread_cond_wait(&p->done, &p->lock);
+        else
+            pthread_cond_clockwait(&p->done, &p->lock, CLOCK_MONOTONIC, &t);
+    p->n_flushing--;
+}
+
+void prefix_flush_until(struct prefix_store *p, uint64_t until_ns)
+{
+    pthread_mutex_lock(&p->lock);
+    flush_wait(p, until_ns);
+    pthread_mutex_unlock(&p->lock);
+}
+
 int prefix_flush(struct prefix_store *p, struct err *e)
 {
     pthread_mutex_lock(&p->lock);
-    uint64_t until = p->n_taken, noted = p->n_noted;
-    p->n_flushing++;
-    pthread_cond_signal(&p->work);
-    while (p->n_finished < until || p->n_noted_done < noted)
-        pthread_cond_wait(&p->done, &p->lock);
-    p->n_flushing--;
+    flush_wait(p, UINT64_MAX);
     struct err fault = p->fault;
     p->fault = (struct err){0};
     pthread_mutex_unlock(&p->lock);

@@ -2,11 +2,12 @@
  * every process of this user. It knows keys, token ids and bytes; what a key is made of is the
  * engine's matter. It is a cache: damage, a full disk or a second process cost pages, never a
  * request, and never give a wrong page. A page is compared (parent, token ids, size) and checked
- * (XXH3-128) before it is handed out.
+ * (XXH3-128) before it is handed out; what came before it is in the parent's key.
  *
  * Writing is behind: prefix_put copies the page and returns; one low-priority thread writes. Every
  * function may be called by several threads at once. prefix_put, prefix_has, prefix_get and
- * prefix_touch never wait for the disk's writer; prefix_put and prefix_touch allocate nothing. */
+ * prefix_touch never wait for the disk's writer, but for some seconds when a damaged file is being
+ * replaced; prefix_put and prefix_touch allocate nothing. */
 #ifndef INGOT_PREFIX_H
 #define INGOT_PREFIX_H
 
@@ -25,7 +26,7 @@ struct prefix_config {
 };
 
 struct prefix_key {
-    uint8_t b[16]; /* XXH3-128, chained by the engine over all that the KV depends on */
+    uint8_t b[16]; /* of SHA-256, chained by the engine over all that the KV depends on */
 };
 
 struct prefix_page {
@@ -77,6 +78,8 @@ void prefix_touch(struct prefix_store *p, const struct prefix_key *key);
 /* Wait until everything put so far is written. ERR_FULL or ERR_IO: pages were given up since the
  * last flush. */
 int prefix_flush(struct prefix_store *p, struct err *e);
+/* The same, but not beyond until_ns (of now_ns), and leaving faults to prefix_flush. */
+void prefix_flush_until(struct prefix_store *p, uint64_t until_ns);
 
 struct prefix_stats {
     uint64_t pages, bytes;           /* in prefix.db now: rows, and disk space they take */

@@ -1,6 +1,7 @@
 /* prefix.db itself: its tables, one connection with prepared statements, rows in and out, eviction.
  * A row's sums cover all that a reader relies on, so a row that passes is what was put. Nothing
  * here locks or logs; a connection belongs to one thread, and so does its staging memory. */
+#include <sys/stat.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,7 +50,7 @@ static const char *const sql[PREFIX_N_STMTS] = {
     [ST_TOUCH] = "UPDATE page SET hits = hits + 1, used = ?2, rank = max(rank,"
                  " ?3 + min(hits + 2, 64) * cost / (stored + 512.0))"
                  " WHERE key = ?1 RETURNING parent, rank, cost, stored",
-    [ST_LIFT] = "UPDATE page SET rank = ?2 WHERE key = ?1 AND rank < ?2 RETURNING parent",
+    [ST_LIFT] = "UPDATE page SET rank = ?3 WHERE key = ?1 AND rank < ?2 RETURNING parent",
     [ST_VICTIM] = "SELECT id, key, rank FROM page AS p WHERE NOT EXISTS (SELECT 1 FROM page AS c"
                   " WHERE c.parent = p.key AND c.id <> p.id) AND p.key <> ?"
                   " ORDER BY rank, id DESC LIMIT 1",
@@ -156,8 +157,10 @@ static int schema_check(bool *empty, sqlite3 *db, struct err *e)
     sqlite3_finalize(st);
     *empty = n == 0 && same;
     if (!rc && !*empty && (!same || n != ARRAY_LEN(schema)))
-        return err_set(e, ERR_UNSUPPORTED, "'%s' has other tables than a prefix cache",
-                       sqlite3_db_filename(db, "main"));
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "'%s' has other tables than a prefix cache; give a file that `ingot cache export` made",
+            sqlite3_db_filename(db, "main"));
     return rc;
 }
 
@@ -182,7 +185,11 @@ static int header_create(sqlite3 *db, struct err *e)
                      "PRAGMA page_size = %d; PRAGMA auto_vacuum = INCREMENTAL;"
                      "PRAGMA application_id = %d",
                      PREFIX_DB_PAGE, PREFIX_APP_ID);
-    return db_exec(db, text, e);
+    int rc = db_exec(db, text, e);
+    /* It tells what people asked; SQLite gives its companions the same mode. */
+    if (!rc)
+        chmod(sqlite3_db_filename(db, "main"), 0600);
+    return rc;
 }
 
 /* What the header says of the file: ours, or still empty (a kill right after its creation leaves
@@ -199,10 +206,13 @@ static int header_check(sqlite3 *db, struct err *e)
     if (rc)
         return rc;
     if (app != PREFIX_APP_ID)
-        return err_set(e, ERR_UNSUPPORTED, "'%s' is not a prefix cache", path);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "'%s' is not a prefix cache; give a file that `ingot cache export` made",
+                       path);
     if (version > PREFIX_VERSION || page != PREFIX_DB_PAGE)
-        return err_set(e, ERR_UNSUPPORTED, "'%s' has version %lld, this ingot knows %d", path,
-                       (long long)version, PREFIX_VERSION);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "'%s' has version %lld, this ingot knows %d; use the ingot that made it",
+                       path, (long long)version, PREFIX_VERSION);
     return 0;
 }
 
@@ -227,7 +237,8 @@ static int file_prepare(sqlite3 *db, enum prefix_db_mode mode, struct err *e)
     /* SQLite takes a header it does not know the write version of for a read-only file. */
     if (!rc && writes && sqlite3_db_readonly(db, "main"))
         return err_set(e, access(sqlite3_db_filename(db, "main"), W_OK) ? ERR_IO : ERR_CORRUPT,
-                       "'%s' cannot be written to", sqlite3_db_filename(db, "main"));
+                       "'%s' cannot be written to; see its permissions, or choose another --home",
+                       sqlite3_db_filename(db, "main"));
     if (!rc)
         rc = schema_check(&empty, db, e);
     if (!rc && empty && !writes)
@@ -539,14 +550,16 @@ int row_pack(struct prefix_row *r, const void **stored, struct prefix_db *d, con
 /* ---- changes; all within a transaction of the caller ---- */
 
 /* Pages before a page get at least its rank. Ends at the first that has it: the strict `<` bounds
- * this even in a file whose parents form a ring. */
+ * this even in a file whose parents form a ring. They get a quarter of its value more, so that the
+ * next page of the chain, which is worth a little more, does not go up all of the way again. */
 static int rank_lift(struct prefix_db *d, struct prefix_key parent, double rank, struct err *e)
 {
+    double lifted = rank + 0.25 * MAX(rank - d->floor, 0.0);
     int rc = 0;
     for (bool row = true; !rc && row;) {
         sqlite3_stmt *st;
         struct prefix_key key = parent;
-        rc = st_bind(&st, d, ST_LIFT, e, "bd", key.b, sizeof key.b, rank);
+        rc = st_bind(&st, d, ST_LIFT, e, "bdd", key.b, sizeof key.b, rank, lifted);
         if (!rc)
             rc = db_step(&row, st, e);
         if (!rc && row)

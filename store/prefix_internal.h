@@ -20,7 +20,7 @@ enum {
     PREFIX_VERSION = 1,         /* of the tables; another one is moved aside */
     PREFIX_DB_PAGE = 16384,     /* SQLite's page size */
     PREFIX_N_GONE = 65536,      /* evicted keys remembered */
-    PREFIX_N_NOTES = 4096,      /* touches and drops waiting; more touches are forgotten */
+    PREFIX_N_NOTES = 4096,      /* touches and drops waiting; more are forgotten */
     PREFIX_N_BUCKETS = 4096,    /* of the dirty pages' table; a power of two */
     PREFIX_PAUSE_MS = 60000,    /* how long writing rests after a fault */
 };

@@ -1,6 +1,7 @@
 /* What `ingot cache` does with the prefix store: list, trim, clear, export, import. Works on
  * connections of its own, in short transactions, so that a server goes on beside it. A file to be
  * imported is a stranger's: every page is checked before it comes in. */
+#include <inttypes.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -243,7 +244,8 @@ static int copy_run(struct copy *c, struct err *e)
         before = after;
         rc = copy_step(c, &after, e);
         if (!rc && c->progress && c->progress(c->user, MIN(c->seen, c->total), c->total))
-            rc = err_set(e, ERR_CANCELLED, "cancelled");
+            rc = err_set(e, ERR_CANCELLED, "cancelled after %" PRIu64 " of %" PRIu64 " pages",
+                         MIN(c->seen, c->total), c->total);
     }
     return rc;
 }
@@ -280,7 +282,14 @@ int prefix_export(struct prefix_store *p, struct prefix_moved *m, const char *pa
     *m = (struct prefix_moved){0};
     if (access(path, F_OK) == 0)
         return err_set(e, ERR_EXISTS, "'%s' is there already; name another file", path);
-    if (snprintf(tmp, sizeof tmp, "%s.partial", path) >= (int)sizeof tmp)
+    const char *slash = strrchr(path, '/');
+    if (slash && slash > path) {
+        snprintf(tmp, sizeof tmp, "%.*s", (int)(slash - path), path);
+        if (access(tmp, F_OK))
+            return err_set(e, ERR_NOT_FOUND, "the directory '%s' does not exist; create it first",
+                           tmp);
+    }
+    if (snprintf(tmp, sizeof tmp, "%s.%ld.partial", path, (long)getpid()) >= (int)sizeof tmp)
         return err_set(e, ERR_LIMIT, "path too long: '%.200s...'", path);
     prefix_flush(p, NULL); /* what could not be written is not there to be exported */
     if (tool_begin(&c.from, p, e))
@@ -308,7 +317,14 @@ int prefix_import(struct prefix_store *p, struct prefix_moved *m, const char *pa
         return err_errno(e, "cannot read '%s'", path);
     if (tool_begin(&c.to, p, e))
         return -1;
-    int rc = prefix_db_open(&c.from, path, PREFIX_READ, e);
+    struct err why = {0};
+    int rc = prefix_db_open(&c.from, path, PREFIX_READ, &why);
+    if (rc && why.code == ERR_CORRUPT)
+        err_set(e, ERR_CORRUPT,
+                "'%s' is no prefix cache, or damaged; give a file that `ingot cache export` made",
+                path);
+    else if (rc)
+        err_set(e, why.code, "%s", why.msg);
     if (!rc)
         rc = copy_run(&c, e);
     copy_fini(&c);

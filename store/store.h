@@ -73,8 +73,8 @@ int model_file_open(struct model_file **out, struct store *s, const char *ref, s
 void model_file_close(struct model_file *f); /* NULL is fine */
 const struct gguf *model_file_gguf(const struct model_file *f); /* header; lives as long as f */
 const char *model_file_name(const struct model_file *f);        /* for messages */
-/* Identity of the weights: the SHA-256 digest where known, else XXH3 over header, size and a fixed
- * sample of the data, prefixed "x-". */
+/* Identity of the weights: the SHA-256 digest where known, else XXH3 over header, size, time of
+ * the last change and a fixed sample of the data, prefixed "x-". */
 const char *model_file_digest(struct model_file *f);
 /* Read n bytes of a tensor from `offset` within it. Chunks from the store are checksummed before
  * use; a mismatch is ERR_CORRUPT and names the model, the tensor and the chunk. May be called by

@@ -320,7 +320,7 @@ static int load_matrix(struct device *d, struct weight *w, const struct weight_s
     if (!j.errs ||
         (!src->map && !grow_load_bufs(d, (size_t)j.step * (size_t)w->lanes * j.row_bytes))) {
         mem_free(j.errs);
-        return err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
+        return err_set(e, ERR_MEMORY, "out of memory loading %s; use a smaller quantization", src->name);
     }
     j.bufs = d->load_bufs;
     struct pool_work work = {.task = load_task, .ctx = &j};
@@ -348,7 +348,7 @@ static int load_vector(struct weight *w, const struct weight_src *src, struct er
     }
     void *tmp = mem_alloc(bytes);
     if (!tmp)
-        return err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
+        return err_set(e, ERR_MEMORY, "out of memory loading %s; use a smaller quantization", src->name);
     int rc = src->read(src->user, tmp, 0, bytes, e);
     if (!rc)
         t->to_f32((float *)w->data, tmp, (size_t)src->n_in);
@@ -369,10 +369,10 @@ static int cpu_load(struct device *d, struct weight **out, const struct weight_s
                        src->name, (long long)src->n_in);
     struct weight *w = mem_alloc(sizeof *w);
     if (!w)
-        return err_set(e, ERR_MEMORY, "out of memory loading %s", src->name);
+        return err_set(e, ERR_MEMORY, "out of memory loading %s; use a smaller quantization", src->name);
     weight_shape(w, d, src);
     w->data = mem_pages(w->n_bytes);
-    int rc = !w->data ? err_set(e, ERR_MEMORY, "out of memory loading %s (%zu bytes)", src->name,
+    int rc = !w->data ? err_set(e, ERR_MEMORY, "out of memory loading %s (%zu bytes); use a smaller quantization", src->name,
                                 w->n_bytes)
              : src->n_out ? load_matrix(d, w, src, e)
                           : load_vector(w, src, e);

@@ -192,7 +192,7 @@ int exec_new(struct device *d, struct exec **out, const struct plan *p, struct e
     if (exec_alloc(x, p)) {
         err_set(e, ERR_MEMORY,
                 "out of memory for %llu MiB of KV pages and %llu MiB of activations; "
-                "use a smaller --ctx or --parallel",
+                "use a smaller context, or fewer sequences",
                 (unsigned long long)(x->kv_bytes >> 20),
                 (unsigned long long)(x->scratch_bytes >> 20));
         exec_free(x);

@@ -45,7 +45,7 @@ shared="-n 1 --requests 6 -w 0 -p 160 -g 4 --shared-prefix 1:128 --prefix-ram 16
     serve $shared --tenants 6
     holds "six tenants, six prompts alike: nothing is found" \
         'sum(j["prefix"]["hit_tokens"].values()) == 0 and j["tokens_cached"] == 0'
-    holds "and the reason is counted" 'j["prefix"]["missed_pages"]["other tenant"] == 20'
+    holds "and the reason is counted" 'j["prefix"]["missed_pages"]["other_tenant"] == 20'
     serve $shared --tenants 6 --share-prefix
     holds "shared, all but the first find the prefix" 'j["tokens_cached"] == 5 * 128'
     serve $shared --tenants 2

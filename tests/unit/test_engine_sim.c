@@ -177,8 +177,8 @@ static void job_logits(void *user, uint32_t pos, const float *logits)
 {
     struct job *j = user;
     sim.n_logits++;
-    SIM_OK(j->prompt->bits[sim.model][pos] == bits_of(logits), "job %d: other logits at position %u",
-           (int)(j - sim.jobs), pos);
+    SIM_OK(j->prompt->bits[sim.model][pos] == bits_of(logits),
+           "job %d: other logits at position %u", (int)(j - sim.jobs), pos);
 }
 
 static void keep_logits(void *user, uint32_t pos, const float *logits)
@@ -605,7 +605,8 @@ static void check_own_tenant(void)
 
 static void check_job(const struct job *j)
 {
-    const struct answer *want = &sim.alone[sim.model][j->prompt - sim.prompts][j->kind], *got = &j->got;
+    const struct answer *want = &sim.alone[sim.model][j->prompt - sim.prompts][j->kind],
+                        *got = &j->got;
     uint32_t n = want->n_calls, most = j->r.max_tokens ? j->r.max_tokens : UINT32_MAX;
     enum finish finish = want->finish, is = j->stats.finish;
     int at = (int)(j - sim.jobs);

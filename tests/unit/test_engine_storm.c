@@ -377,8 +377,8 @@ static void test_requests_that_end_in_the_queue_keep_their_place_until_they_are_
         CHECK(!pthread_create(&f[i].id, NULL, flood, &f[i]));
     for (int i = 0; i < N_FLOODERS; i++) {
         pthread_join(f[i].id, NULL);
-        OK_MSG(f[i].n_done == N_FLOOD && !f[i].n_wrong, "%d told, %d of them wrongly",
-               f[i].n_done, f[i].n_wrong);
+        OK_MSG(f[i].n_done == N_FLOOD && !f[i].n_wrong, "%d told, %d of them wrongly", f[i].n_done,
+               f[i].n_wrong);
     }
     struct request *two[2] = {&storm.jobs[0].r, &storm.jobs[1].r};
     struct err e = {0};
