@@ -103,7 +103,7 @@ tsan:
 	@$(MAKE) --no-print-directory -j2 MODE=tsan B=$(B)-tsan $(TSAN:%=$(B)-tsan/unit/%)
 	tests/run.sh $(TSAN:%=$(B)-tsan/unit/%)
 TSAN := test_engine test_engine_storm test_cpu test_store test_prefix_store test_prefix_cache \
-	test_bench_serve test_models
+	test_bench_serve test_models test_models_waits
 fuzz:
 	@$(MAKE) --no-print-directory -j2 MODE=fuzz B=$(B)-fuzz fuzzers
 	tests/fuzz/run.sh $(B)-fuzz/fuzz
