@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         struct err again = {0};
         gguf_add_shard(g, 1, data, n, n, &again);
     }
-    g->shards[0].map = (struct mapped){data, n}; /* lent: taken back before free would unmap it */
+    g->shards[0].map = (struct mapped){.data = data, .n = n}; /* lent: taken back before free would unmap it */
     gguf_verify(g, true, &e);
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensors[i];

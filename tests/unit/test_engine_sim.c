@@ -19,7 +19,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_NATIVE = 500, N_SCALAR = 250 };
 #else
-enum { N_NATIVE = 10000, N_SCALAR = 2000 };
+enum { N_NATIVE = 10000, N_SCALAR = 10000 };
 #endif
 enum {
     PER_ENGINE = 250, /* schedules on one engine */
