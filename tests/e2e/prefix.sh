@@ -38,12 +38,12 @@ the_table() {
     first=$(field 1 1) ram=$(field 2 1) n_ram=$(field 2 2)
     is 'the same tokens with an empty store' "$(field 1 3)" "$cold"
     is 'the same tokens from RAM' "$(field 2 3)" "$cold"
-    local disk n_disk # the median of three: what else the machine does must not decide
-    for _ in 1 2 3; do
+    local disk n_disk # the best of seven: what else the machine does only ever adds to it
+    for _ in 1 2 3 4 5 6 7; do
         "$TOOL" "$MODEL" "$TMP/home" 2000 32 1 >"$TMP/out"
         field 1 1
     done >"$TMP/disk"
-    disk=$(sort -n "$TMP/disk" | sed -n 2p) n_disk=$(field 1 2)
+    disk=$(sort -n "$TMP/disk" | head -n 1) n_disk=$(field 1 2)
     is 'the same tokens from the disk after kill -9' "$(field 1 3)" "$cold"
     is 'every whole page came from the disk' "$n_disk" 1984
     is 'all but the last token came from RAM' "$n_ram" 1999
@@ -53,6 +53,7 @@ the_table() {
         printf "  %-34s %9.1f ms %8s\n", "miss (empty store)", first, "1/" int(miss / first + 0.5)
         printf "  %-34s %9.1f ms %8s\n", "RAM hit", ram, "1/" int(miss / ram)
         printf "  %-34s %9.1f ms %8s\n", "disk hit after kill -9", disk, "1/" int(miss / disk) }'
+    awk "BEGIN { exit !($first < $miss) }" && miss=$first # the better one of a miss too
     ok 'a disk hit takes at most 1/20 of a miss' "$disk * 20 <= $miss"
     ok 'a RAM hit takes at most 1/20 of a miss' "$ram * 20 <= $miss"
 }

@@ -4,9 +4,11 @@
 #define INGOT_TEST_STORE_MODEL_H
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gguf/gguf.h"
@@ -121,6 +123,17 @@ static bool reads_like(struct store *s, const char *name, const char *plain)
     mem_free(got);
     mem_free(want);
     return same;
+}
+
+/* The digest of the plain file at `path`, last changed `seconds` after 1970. */
+static inline void plain_digest(char out[65], const char *path, time_t seconds)
+{
+    struct model_file *f = NULL;
+    struct err e = {0};
+    OK(utimensat(AT_FDCWD, path, (struct timespec[2]){{seconds, 0}, {seconds, 0}}, 0) == 0);
+    OK_CALL(model_file_open(&f, NULL, path, &e), e);
+    snprintf(out, 65, "%s", model_file_digest(f));
+    model_file_close(f);
 }
 
 #endif
